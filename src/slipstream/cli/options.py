@@ -1,0 +1,185 @@
+"""The options that verbs share, spelled once.
+
+A verb collects them in a `Setup` (which model, which method) and a `Decoding` (how to sample);
+both check themselves when they are made, before torch is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream import methods
+from slipstream.cli.checks import (
+    DEFAULT_MODEL,
+    check_at_least_one,
+    check_folder,
+    check_model,
+    check_name,
+)
+from slipstream.cli.output import quiet_libraries
+from slipstream.errors import SettingError
+
+if TYPE_CHECKING:
+    from slipstream.engine.engine import Engine
+
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+TREES = ("chain", "dynamic", "static")
+VERIFIERS = ("token", "walk")
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model", help="Embedded name, Hugging Face id, local folder or .gguf file.", metavar="M"
+    ),
+]
+DrafterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        metavar="FOLDER|zoo:METHOD",
+        help="Draft checkpoint; without it, the zoo's for this model and method.",
+    ),
+]
+MethodOption = Annotated[
+    str, typer.Option("--method", metavar="NAME", help="A name from `slipstream methods`.")
+]
+TreeOption = Annotated[
+    str | None, typer.Option("--tree", metavar="SHAPE", help=f"One of {', '.join(TREES)}.")
+]
+VerifierOption = Annotated[
+    str | None, typer.Option("--verifier", metavar="RULE", help=f"One of {', '.join(VERIFIERS)}.")
+]
+BudgetOption = Annotated[
+    int | None, typer.Option("--budget", help="Drafted nodes per step, root not counted.")
+]
+DepthOption = Annotated[
+    int | None, typer.Option("--depth", help="Deepest drafted node; a chain of 5 has depth 5.")
+]
+ChildrenOption = Annotated[
+    int | None, typer.Option("--topk", help="Children scored per node, and the beam.")
+]
+LookupOption = Annotated[
+    bool, typer.Option("--lookup", help="Unite the drafter's tree with prompt lookup.")
+]
+DtypeOption = Annotated[str, typer.Option("--dtype", help=f"One of {', '.join(DTYPES)}.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", help="CPU threads; physical cores by default.")
+]
+TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 is greedy.")]
+TopPOption = Annotated[float, typer.Option("--top-p", help="Nucleus, in (0, 1].")]
+TopKOption = Annotated[int, typer.Option("--top-k", help="Most likely tokens kept; 0 keeps all.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Key of the sampling noise.")]
+MaxNewTokensOption = Annotated[
+    int, typer.Option("--max-new-tokens", help="Tokens an answer may have.")
+]
+RawOption = Annotated[
+    bool, typer.Option("--raw", help="Give the prompt to the model without its chat template.")
+]
+PromptOption = Annotated[
+    str | None, typer.Option("--prompt", metavar="TEXT", help="One prompt, a user turn.")
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help="JSONL rows with turns, messages, conversations or prompt.",
+    ),
+]
+LimitOption = Annotated[int | None, typer.Option("--limit", help="Read this many prompts only.")]
+AllTurnsOption = Annotated[
+    bool, typer.Option("--all-turns", help="Every user turn in order, not the first alone.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON value on standard output, nothing else there.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Which model, which method, on what. Checked when made, loaded by `load`.
+
+    Raises:
+        UnknownNameError: method, tree, verifier or dtype is in no catalogue.
+        SettingError: budget, depth, topk or threads is below 1.
+        UnsupportedTargetError: the model is a path that does not exist.
+        CheckpointError: the drafter is a path that does not exist.
+    """
+
+    model: str = DEFAULT_MODEL
+    method: str = "eagle3"
+    drafter: str | None = None
+    tree: str | None = None
+    verifier: str | None = None
+    budget: int | None = None
+    depth: int | None = None
+    topk: int | None = None
+    lookup: bool = False
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        methods.get(self.method)
+        check_name("dtype", self.dtype, DTYPES)
+        for kind, value, known in (
+            ("tree", self.tree, TREES),
+            ("verifier", self.verifier, VERIFIERS),
+        ):
+            if value is not None:
+                check_name(kind, value, known)
+        for name in ("budget", "depth", "topk", "threads"):
+            check_at_least_one(name, getattr(self, name))
+        check_model(self.model)
+        if self.drafter is not None and not self.drafter.startswith("zoo:"):
+            check_folder("drafter", self.drafter)
+        elif self.drafter is not None:
+            methods.get(self.drafter.removeprefix("zoo:"))
+
+    def load(self, *, model: object = None, **changes: object) -> Engine:
+        """Load target and drafter.
+
+        Args:
+            model: an already loaded target to use in place of `self.model`.
+            changes: fields to replace, by name.
+        """
+        quiet_libraries()
+        import slipstream
+
+        settings = {name: getattr(self, name) for name in self.__dataclass_fields__} | changes
+        if model is not None:
+            settings["model"] = model
+        return slipstream.load(settings.pop("model"), settings.pop("method"), **settings)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How long and how random an answer is. Checked when made.
+
+    Raises:
+        SettingError: a value is outside its range.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_at_least_one("max-new-tokens", self.max_new_tokens)
+        if not 0 <= self.temperature < float("inf"):
+            raise SettingError("temperature", self.temperature, "0 or more", "use 0 for greedy")
+        if self.top_k < 0:
+            raise SettingError("top-k", self.top_k, "0 or more", "use 0 to keep all tokens")
+        if not 0 < self.top_p <= 1:
+            raise SettingError("top-p", self.top_p, "in (0, 1]", "use 1 to keep all tokens")
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments of `Engine.generate` and `Engine.stream`."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}

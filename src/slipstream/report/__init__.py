@@ -1,0 +1,1 @@
+"""Results and traces as pictures and pages. Never imports the engine."""
