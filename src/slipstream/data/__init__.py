@@ -1,0 +1,1 @@
+"""Training data: conversations, the target's own answers, features on disk."""

@@ -1,0 +1,263 @@
+"""Which tokens of a chat a drafter learns to predict: the assistant's, end of turn included.
+
+The row that is trained on must be the row that is served: the prompt's tokens are those that
+generation would see, the answer's are those it would emit. Two ways lead there:
+
+* a template with `{% generation %}` tags says itself which tokens are the assistant's;
+* otherwise the prompt is rendered with its generation prompt, and a render with a probe in the
+  answer's place shows what the template puts around an answer (prefix rendering).
+
+A template that rewrites earlier turns (drops thoughts, adds empty thought blocks) shows history
+as the model will see it, and those earlier answers, which nobody would emit after such a prompt,
+are left out of the mask. A template that rewrites the last answer itself is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slipstream.errors import DataError
+
+if TYPE_CHECKING:
+    from slipstream.data.conversations import Conversation
+
+PROBE = "slipstreamprobe"
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """Tokens and which of them are to be predicted.
+
+    Args:
+        tokens: [T] ids.
+        mask: [T], mask[t] is True where tokens[t] is to be predicted (from tokens before t).
+        is_truncated: the row was longer than `max_length` and lost its end.
+        num_skipped_turns: answers left out because the template rewrites them in history.
+        template_mode: "generation tags", "prefix rendering" or "token ids".
+    """
+
+    tokens: list[int]
+    mask: list[bool]
+    is_truncated: bool = False
+    num_skipped_turns: int = 0
+    template_mode: str = "token ids"
+
+    @property
+    def num_supervised(self) -> int:
+        """Tokens to be predicted."""
+        return sum(self.mask)
+
+
+def supervise(
+    conversation: Conversation,
+    tokenizer: Any,
+    *,
+    max_length: int,
+    last_turn_only: bool = False,
+) -> Supervised:
+    """Tokenise a conversation and mark the assistant's tokens.
+
+    Args:
+        conversation: a chat with answers, or a row with its own token ids.
+        tokenizer: the target's tokenizer (its own wrapper or the Hugging Face object); not
+            used for rows with token ids.
+        max_length: tokens to keep, at least 2; longer rows lose their end.
+        last_turn_only: mark the last answer only.
+
+    Raises:
+        DataError: the conversation has no answer, or the chat template cannot show its answer as
+            it would be served.
+    """
+    if max_length < 2:
+        raise DataError(f"max length is {max_length}, expected 2 or more", "raise --max-length")
+    if conversation.prompt_ids is not None:
+        response = list(conversation.response_ids or ())
+        tokens = list(conversation.prompt_ids) + response
+        mask = [False] * len(conversation.prompt_ids) + [True] * len(response)
+        return _cut(tokens, mask, max_length, skipped=0, mode="token ids")
+    messages = [message.to_dict() for message in conversation.messages]
+    while messages and messages[0]["role"] == "assistant":  # nothing asked for it
+        messages.pop(0)
+    while messages and messages[-1]["role"] != "assistant":
+        messages.pop()
+    if not messages:
+        raise DataError(
+            f"row {conversation.id}: no user turn followed by an assistant turn, nothing to learn",
+            "answer the prompts first: `slipstream data regenerate`",
+        )
+    chat = Chat(tokenizer, conversation.id)
+    if chat.has_generation_tags:
+        tagged = _by_tags(chat, messages, last_turn_only)
+        if tagged is not None:
+            return _cut(*tagged, max_length, skipped=0, mode="generation tags")
+    tokens, mask, skipped = _by_prefixes(chat, messages, last_turn_only)
+    return _cut(tokens, mask, max_length, skipped=skipped, mode="prefix rendering")
+
+
+class Chat:
+    """A tokenizer's chat template, with its failures told as `DataError`."""
+
+    def __init__(self, tokenizer: Any, row: str) -> None:
+        while not hasattr(tokenizer, "apply_chat_template") and hasattr(tokenizer, "hf"):
+            tokenizer = tokenizer.hf
+        self.tokenizer = tokenizer
+        self.row = row
+        if not getattr(tokenizer, "chat_template", None):
+            raise DataError(
+                f"row {row}: the model's tokenizer has no chat template",
+                "use a chat model, or rows with prompt_ids and response_ids",
+            )
+
+    @property
+    def has_generation_tags(self) -> bool:
+        """True where the template marks the assistant's part itself."""
+        template = self.tokenizer.chat_template
+        texts = template.values() if isinstance(template, Mapping) else [template]
+        return any("generation %}" in text or "generation -%}" in text for text in texts)
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, is_prompt: bool) -> str:
+        """The template's text; `is_prompt` adds the generation prompt."""
+        return self._apply(messages, tokenize=False, add_generation_prompt=is_prompt)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of rendered text: its special tokens are parsed, none are added."""
+        return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
+
+    def tagged(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], list[bool]]:
+        """Ids and the template's own mask."""
+        out = self._apply(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        return list(out["input_ids"]), [bool(x) for x in out["assistant_masks"]]
+
+    def is_special(self, token: int) -> bool:
+        """True for the tokenizer's special ids, end of turn among them."""
+        return token in self.tokenizer.all_special_ids or token in getattr(
+            self.tokenizer, "added_tokens_decoder", {}
+        )
+
+    def fail(self, what: str, hint: str) -> DataError:
+        """An error that names the row."""
+        return DataError(f"row {self.row}: the chat template {what}", hint)
+
+    def _apply(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Any:
+        try:
+            return self.tokenizer.apply_chat_template(list(map(dict, messages)), **options)
+        except DataError:
+            raise
+        except Exception as error:  # templates raise anything, jinja's own included
+            roles = ", ".join(m["role"] for m in messages)
+            raise self.fail(
+                f"refuses the roles [{roles}]: {error}",
+                "most templates want user and assistant in turn, after at most one system turn",
+            ) from error
+
+
+def _by_tags(
+    chat: Chat, messages: list[dict[str, str]], last_turn_only: bool
+) -> tuple[list[int], list[bool]] | None:
+    """Mask from `{% generation %}`; None where the last answer does not follow its prompt."""
+    tokens, mask = chat.tagged(messages)
+    if not any(mask):
+        return None
+    ends = [t for t in range(len(mask)) if mask[t] and (t + 1 == len(mask) or not mask[t + 1])]
+    for end in ends:  # tags often close before the end-of-turn token
+        follows = end + 1
+        if follows < len(tokens) and chat.is_special(tokens[follows]):
+            mask[follows] = mask[follows] or not chat.is_special(tokens[end])
+    prompt = chat.encode(chat.render(messages[:-1], is_prompt=True))
+    if tokens[: len(prompt)] != prompt or not any(mask[len(prompt) :]):
+        return None
+    if last_turn_only:
+        mask = [is_on and t >= len(prompt) for t, is_on in enumerate(mask)]
+    last = max(t for t in range(len(mask)) if mask[t])
+    return tokens[: last + 1], mask[: last + 1]
+
+
+def _by_prefixes(
+    chat: Chat, messages: list[dict[str, str]], last_turn_only: bool
+) -> tuple[list[int], list[bool], int]:
+    """Tokens, mask and the number of answers left out."""
+    context = chat.render(messages[:-1], is_prompt=True)
+    tokens: list[int] = []
+    mask: list[bool] = []
+    cursor = skipped = 0  # characters of `context` already tokenised
+    for k in range(1, len(messages) - 1):
+        if messages[k]["role"] != "assistant":
+            continue
+        if last_turn_only:
+            break
+        prompt = chat.render(messages[:k], is_prompt=True)
+        answer = _answer(chat, messages[: k + 1], prompt)
+        if len(prompt) < cursor or not context.startswith(prompt + answer):
+            skipped += 1
+            continue
+        _extend(tokens, mask, chat.encode(context[cursor : len(prompt)]), False)
+        _extend(tokens, mask, chat.encode(answer), True)
+        cursor = len(prompt) + len(answer)
+    _extend(tokens, mask, chat.encode(context[cursor:]), False)
+    served = chat.encode(context)
+    if tokens != served:  # a token spans a border: keep the served ids, learn the last answer
+        skipped = sum(m["role"] == "assistant" for m in messages[:-1])
+        tokens, mask = served, [False] * len(served)
+    _extend(tokens, mask, chat.encode(_answer(chat, messages, context)), True)
+    return tokens, mask, skipped
+
+
+def _answer(chat: Chat, messages: list[dict[str, str]], prompt: str) -> str:
+    """What the model emits after `prompt` to say the last message, end of turn included."""
+    content = messages[-1]["content"]
+    whole = chat.render(messages, is_prompt=False)
+    probed = chat.render([*messages[:-1], {**messages[-1], "content": PROBE}], is_prompt=False)
+    before, found, after = probed.rpartition(PROBE)
+    if not found:
+        raise chat.fail(
+            "does not show the assistant's text at all",
+            "check the template, or answer the prompts with `slipstream data regenerate`",
+        )
+    tail = _end_of_turn(chat, after)
+    has_frame = whole.startswith(before) and whole.endswith(after)
+    body = whole[len(before) : len(whole) - len(after)] if has_frame else ""
+    if has_frame and body.strip() == content.strip():
+        inserted = before[len(prompt) :] if before.startswith(prompt) else ""
+        if inserted.strip() and not messages[-1].get("reasoning_content"):
+            inserted = ""  # an empty thought block, which the served prompt does not have
+        return inserted + body + tail
+    if whole.startswith(prompt) and whole.endswith(after):
+        body = whole[len(prompt) : len(whole) - len(after)]
+        if "".join(body.split()) == "".join(content.split()):
+            return body + tail
+    raise chat.fail(
+        "rewrites the last answer (drops its thoughts, or adds text), so that the training row "
+        "would differ from what is served",
+        "answer the prompts with `slipstream data regenerate`, which keeps token ids",
+    )
+
+
+def _end_of_turn(chat: Chat, after: str) -> str:
+    """The text behind an answer up to its end-of-turn token; without one, all but blanks."""
+    ids = chat.encode(after)
+    for index, token in enumerate(ids):
+        if chat.is_special(token):
+            head = chat.tokenizer.decode(ids[: index + 1], skip_special_tokens=False)
+            return head if after.startswith(head) else after.rstrip()
+    return after.rstrip()
+
+
+def _extend(tokens: list[int], mask: list[bool], ids: list[int], is_on: bool) -> None:
+    tokens.extend(ids)
+    mask.extend([is_on] * len(ids))
+
+
+def _cut(
+    tokens: list[int], mask: list[bool], max_length: int, *, skipped: int, mode: str
+) -> Supervised:
+    return Supervised(
+        tokens[:max_length],
+        mask[:max_length],
+        is_truncated=len(tokens) > max_length,
+        num_skipped_turns=skipped,
+        template_mode=mode,
+    )
