@@ -1,0 +1,93 @@
+"""What this machine offers: device, number type, cores."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from slipstream.errors import SettingError, UnknownNameError
+
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+def pick_device(device: str | torch.device = "auto") -> torch.device:
+    """The device a name means; `auto` is the first CUDA device, or the CPU.
+
+    Raises:
+        SettingError: the device is not there.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        picked = torch.device(device)
+    except RuntimeError as error:
+        raise SettingError("device", device, "auto, cpu, or cuda", str(error)) from error
+    if picked.type == "cuda" and not torch.cuda.is_available():
+        raise SettingError("device", device, "one this machine has", "use --device cpu")
+    return picked
+
+
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The number type a name means; `auto` is bfloat16 where the hardware multiplies it.
+
+    Raises:
+        UnknownNameError: no such type.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype == "auto":
+        return torch.bfloat16 if has_bfloat16(device) else torch.float32
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, ["auto", *DTYPES])
+    return DTYPES[dtype]
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """True where bfloat16 products run in hardware."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    try:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    except (AttributeError, RuntimeError):
+        return False
+
+
+def physical_cores() -> int:
+    """Cores this process may use, hyper-threads counted once."""
+    try:
+        allowed = os.sched_getaffinity(0)
+    except AttributeError:  # not Linux
+        return max(1, (os.cpu_count() or 2) // 2)
+    cores = set()
+    for cpu in allowed:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:
+            cores.add(str(cpu))
+    return max(1, len(cores))
+
+
+def use_threads(threads: int | None) -> int:
+    """Set how many CPU threads the target uses; None takes OMP_NUM_THREADS or physical cores.
+
+    Returns:
+        The number set.
+
+    Raises:
+        SettingError: threads is below 1.
+    """
+    if threads is None:
+        wanted = os.environ.get("OMP_NUM_THREADS", "")
+        threads = int(wanted) if wanted.isdigit() and int(wanted) else physical_cores()
+    if threads < 1:
+        raise SettingError("threads", threads, "1 or more")
+    torch.set_num_threads(threads)
+    return threads
