@@ -1,0 +1,256 @@
+"""Features of supervised text: one causal pass of the target per text, to shards on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.data.conversations import Conversation, read_rows, supervise
+from slipstream.data.loops import loop_start
+from slipstream.data.store import (
+    Sample,
+    StoreIndex,
+    StoreWriter,
+    bytes_per_token,
+    check_room,
+    read_index,
+)
+from slipstream.errors import DataError, OutputError
+from slipstream.models.readout import Readout
+
+log = logging.getLogger(__name__)
+
+ROWS_PER_SHARD = 64
+TOKENS_PER_PASS = 2048
+
+
+class FeatureSource(Protocol):
+    """What extraction needs of a target; `target.hf.HFTarget` is one."""
+
+    def extract(self, tokens: Tensor, taps: tuple[int, ...], lengths: Sequence[int]) -> object:
+        """Features and last hidden of [B, T] right-padded texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supervised:
+    """A text ready for extraction.
+
+    Args:
+        tokens: ids, prompt first.
+        mask: True where the token is to be predicted.
+        greedy: the supervised tokens are the target's own greedy choices.
+    """
+
+    tokens: list[int]
+    mask: list[bool]
+    greedy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extraction:
+    """What an extraction did: `rows`, `tokens`, `seconds`, `bytes`, and counts by reason."""
+
+    path: Path
+    rows: int
+    tokens: int
+    seconds: float
+    bytes: int
+    counts: dict[str, int]
+
+
+def prepare(
+    conversation: Conversation,
+    tokenizer: object,
+    *,
+    max_length: int,
+    max_prompt: int | None = None,
+    loops: str = "cut",
+    counts: Counter[str],
+) -> Supervised | None:
+    """Tokens and mask of one conversation, or None when it teaches nothing.
+
+    Args:
+        conversation: a row of the data file.
+        tokenizer: the target's.
+        max_length: longer texts are cut, and counted as `over_long`.
+        max_prompt: texts whose first supervised token comes later are skipped.
+        loops: `keep`, `cut` (from the second period of a repetition loop on) or `drop`.
+        counts: reasons are added here.
+    """
+    made = supervise(conversation, tokenizer, max_length=max_length)
+    tokens, mask = list(made.tokens), list(made.mask)
+    if len(tokens) >= max_length:
+        counts["over_long"] += 1
+    if conversation.finish == "length":
+        counts["truncated_answers"] += 1
+    first = mask.index(True) if True in mask else None
+    if first is None:
+        counts["empty_masks"] += 1
+        return None
+    if max_prompt is not None and first > max_prompt:
+        counts["long_prompts_skipped"] += 1
+        return None
+    loop = loop_start(tokens[first:])
+    if loop is not None:
+        counts["loops"] += 1
+        if loops == "drop":
+            return None
+        if loops == "cut":
+            tokens, mask = tokens[: first + loop], mask[: first + loop]
+    return Supervised(tokens, mask, greedy=conversation.response_ids is not None)
+
+
+def extract_shards(
+    target: FeatureSource,
+    readout: Readout,
+    data: Path,
+    folder: Path,
+    *,
+    name: str,
+    tokenizer: object,
+    taps: tuple[int, ...],
+    max_length: int = 1024,
+    max_prompt: int | None = None,
+    limit: int | None = None,
+    skip: int = 0,
+    loops: str = "cut",
+    resume: bool = False,
+    on_progress: Callable[[int, int, int, float], None] | None = None,
+) -> Extraction:
+    """Write the features of a data file's supervised texts; resumes after a kill.
+
+    Args:
+        target: gives features.
+        readout: its embedding and head, stored once.
+        data: JSONL file, any dialect.
+        folder: the store to make.
+        name: the target's name, stored.
+        tokenizer: the target's.
+        taps: indices into the hidden states.
+        max_length: tokens of a text at most.
+        max_prompt: skip texts with a longer prompt.
+        limit: rows of the file at most, after `skip`.
+        skip: rows of the file to leave out at its beginning (held out).
+        loops: `keep`, `cut` or `drop`.
+        resume: go on in an existing folder.
+        on_progress: called with rows done, rows planned, tokens done, seconds.
+
+    Raises:
+        OutputError: the folder exists and `resume` is off, or the disk is too small.
+        DataError: the file teaches nothing, or the folder was made from another file.
+    """
+    counts: Counter[str] = Counter()
+    rows = list(_slice(read_rows(data), skip, limit))
+    digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
+    texts = [
+        prepare(row, tokenizer, max_length=max_length, max_prompt=max_prompt, loops=loops,
+                counts=counts)
+        for row in rows
+    ]  # fmt: skip
+    planned = sum(len(text.tokens) for text in texts if text)
+    if not planned:
+        raise DataError(f"{data} has no supervised token in {len(rows)} rows", f"counts: {counts}")
+    hidden = readout.embedding.shape[1]
+    writer = _open_writer(folder, name, taps, readout, digest, resume=resume)
+    size = planned * bytes_per_token(len(taps), hidden)
+    check_room(folder, size)
+    log.info("features of %d tokens: %.2f GB", planned, size / 1e9)
+    writer.index.counts = dict(counts)
+    started, tokens_done = time.perf_counter(), 0
+    for start in range(writer.index.source_rows, len(texts), ROWS_PER_SHARD):
+        chunk = [text for text in texts[start : start + ROWS_PER_SHARD] if text]
+        samples = _features(target, readout, chunk, taps)
+        end = min(start + ROWS_PER_SHARD, len(texts))
+        writer.append(samples, source_rows=end)
+        tokens_done += sum(map(len, samples))
+        if on_progress:
+            on_progress(end, len(texts), tokens_done, time.perf_counter() - started)
+    return Extraction(
+        path=folder,
+        rows=writer.index.num_rows,
+        tokens=writer.index.num_tokens,
+        seconds=time.perf_counter() - started,
+        bytes=sum(path.stat().st_size for path in folder.iterdir()),
+        counts=dict(counts),
+    )
+
+
+def _features(
+    target: FeatureSource, readout: Readout, texts: list[Supervised], taps: tuple[int, ...]
+) -> list[Sample]:
+    """Samples in the given order; passes are made of texts of similar length."""
+    order = sorted(range(len(texts)), key=lambda i: len(texts[i].tokens))
+    samples: dict[int, Sample] = {}
+    while order:
+        longest = len(texts[order[-1]].tokens)
+        count = max(1, TOKENS_PER_PASS // longest)
+        group, order = order[-count:], order[:-count]
+        lengths = [len(texts[i].tokens) for i in group]
+        tokens = torch.zeros(len(group), longest, dtype=torch.int64)
+        for row, i in enumerate(group):
+            tokens[row, : lengths[row]] = torch.tensor(texts[i].tokens)
+        output = target.extract(tokens, taps, lengths)
+        for row, i in enumerate(group):
+            here = slice(0, lengths[row])
+            samples[i] = _sample(
+                texts[i], output.features[row, here], output.last_hidden[row, here], readout
+            )
+    return [samples[i] for i in range(len(texts))]
+
+
+def _sample(text: Supervised, features: Tensor, last_hidden: Tensor, readout: Readout) -> Sample:
+    tokens = torch.tensor(text.tokens)
+    mask = torch.tensor(text.mask)
+    best = torch.zeros_like(tokens)
+    wanted = torch.zeros_like(mask)
+    wanted[:-1] = mask[1:]  # position t chooses token t + 1
+    if text.greedy:
+        best[:-1] = tokens[1:]
+    else:
+        best[wanted] = readout.logits(last_hidden[wanted]).argmax(-1)
+    return Sample(tokens, mask, best, features, last_hidden)
+
+
+def _open_writer(
+    folder: Path,
+    name: str,
+    taps: tuple[int, ...],
+    readout: Readout,
+    digest: str,
+    *,
+    resume: bool,
+) -> StoreWriter:
+    if (folder / "index.json").is_file():
+        if not resume:
+            raise OutputError(f"{folder} already holds features", "use --resume to go on in it")
+        index = read_index(folder)
+        if index.source_hash != digest or index.taps != list(taps):
+            raise DataError(
+                f"{folder} was made from another file or other taps ({index.taps})",
+                hint="choose another --output",
+            )
+        return StoreWriter(folder, index)
+    if folder.exists() and any(folder.iterdir()):
+        raise OutputError(f"{folder} exists and is not empty", "choose another --output")
+    vocab_size, hidden = readout.embedding.shape
+    index = StoreIndex(name, list(taps), hidden, vocab_size, source_hash=digest)
+    writer = StoreWriter(folder, index)
+    writer.write_readout(readout)
+    return writer
+
+
+def _slice(rows: Iterator[Conversation], skip: int, limit: int | None) -> Iterator[Conversation]:
+    for number, row in enumerate(rows):
+        if limit is not None and number >= skip + limit:
+            return
+        if number >= skip:
+            yield row

@@ -1,0 +1,232 @@
+"""Features on disk: safetensors shards with a JSON index.
+
+A folder holds `index.json`, `readout.safetensors` (the target's frozen embedding and head) and
+`shard-00000.safetensors`, ...; a shard holds the concatenated rows of some texts and where each
+begins. The index is rewritten, atomically, after each shard, so a killed extraction leaves a
+valid shorter store.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream.errors import DataError, OutputError
+from slipstream.models.readout import Readout
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One text with what the target made of it.
+
+    Args:
+        tokens: [T] int64.
+        loss_mask: [T] bool, True where the token itself is to be predicted.
+        best: [T] int64, the target's most likely token *after* each position.
+        features: [T, K*D] hidden states at the taps.
+        last_hidden: [T, D] input of the target's head.
+    """
+
+    tokens: Tensor
+    loss_mask: Tensor
+    best: Tensor
+    features: Tensor
+    last_hidden: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+
+@dataclass(slots=True)
+class StoreIndex:
+    """What a store holds; `index.json`.
+
+    Args:
+        target: the target's name.
+        taps: indices into its hidden states.
+        hidden_size: D.
+        vocab_size: V.
+        source_rows: rows of the data file consumed, skipped ones included (resume point).
+        source_hash: identifies the data file.
+        shards: {file, offsets} per shard, offsets [rows + 1].
+        counts: of what was skipped or cut, by reason.
+        version: of this layout.
+    """
+
+    target: str
+    taps: list[int]
+    hidden_size: int
+    vocab_size: int
+    source_rows: int = 0
+    source_hash: str = ""
+    shards: list[dict] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def num_rows(self) -> int:
+        """Texts stored."""
+        return sum(len(shard["offsets"]) - 1 for shard in self.shards)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens stored, prompts included."""
+        return sum(shard["offsets"][-1] for shard in self.shards)
+
+
+def bytes_per_token(num_taps: int, hidden_size: int) -> int:
+    """Bytes a token takes in a store: features and last hidden in bfloat16, ids and mask."""
+    return (num_taps + 1) * hidden_size * 2 + 4 + 4 + 1
+
+
+def check_room(folder: Path, needed: int) -> None:
+    """Refuse before the work when the disk is too small.
+
+    Raises:
+        OutputError: fewer than `needed` bytes are free.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OutputError(
+            f"features need {needed / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are free",
+            hint="use --limit for fewer rows, or another --output",
+        )
+
+
+class StoreWriter:
+    """Appends shards to a folder."""
+
+    def __init__(self, folder: Path, index: StoreIndex) -> None:
+        self.folder = folder
+        self.index = index
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write_readout(self, readout: Readout) -> None:
+        """Store the frozen embedding and head once."""
+        tensors = {"embedding": readout.embedding.detach().to(torch.bfloat16).contiguous()}
+        if readout.head is not readout.embedding:
+            tensors["head"] = readout.head.detach().to(torch.bfloat16).contiguous()
+        _save(tensors, self.folder / "readout.safetensors")
+
+    def append(self, samples: list[Sample], *, source_rows: int) -> None:
+        """Write one shard and the index that includes it."""
+        if samples:
+            name = f"shard-{len(self.index.shards):05d}.safetensors"
+            offsets = [0]
+            for sample in samples:
+                offsets.append(offsets[-1] + len(sample))
+            _save(
+                {
+                    "tokens": torch.cat([s.tokens for s in samples]).to(torch.int32),
+                    "best": torch.cat([s.best for s in samples]).to(torch.int32),
+                    "loss_mask": torch.cat([s.loss_mask for s in samples]),
+                    "features": torch.cat([s.features for s in samples]).to(torch.bfloat16),
+                    "last_hidden": torch.cat([s.last_hidden for s in samples]).to(torch.bfloat16),
+                },
+                self.folder / name,
+            )
+            self.index.shards.append({"file": name, "offsets": offsets})
+        self.index.source_rows = source_rows
+        temporary = self.folder / "index.json.partial"
+        temporary.write_text(json.dumps(asdict(self.index)))
+        temporary.replace(self.folder / "index.json")
+
+
+class Store:
+    """Random access to the samples of a store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self.index = read_index(self.folder)
+        self._where = [
+            (shard["file"], start, end)
+            for shard in self.index.shards
+            for start, end in zip(shard["offsets"], shard["offsets"][1:], strict=False)
+        ]
+        self._open: dict[str, safe_open] = {}
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sample."""
+        return [end - start for _, start, end in self._where]
+
+    def __getitem__(self, item: int) -> Sample:
+        name, start, end = self._where[item]
+        shard = self._shard(name)
+        read = {key: shard.get_slice(key)[start:end] for key in _KEYS}
+        return Sample(
+            tokens=read["tokens"].to(torch.int64),
+            loss_mask=read["loss_mask"],
+            best=read["best"].to(torch.int64),
+            features=read["features"],
+            last_hidden=read["last_hidden"],
+        )
+
+    def readout(self, dtype: torch.dtype = torch.float32) -> Readout:
+        """The target's frozen embedding and head."""
+        tensors = load_file(self.folder / "readout.safetensors")
+        embedding = tensors["embedding"].to(dtype)
+        head = tensors["head"].to(dtype) if "head" in tensors else embedding
+        return Readout(embedding, head)
+
+    def supervised_counts(self, items: Iterable[int] | None = None) -> Tensor:
+        """[V] int64, how often each id is supervised."""
+        counts = torch.zeros(self.index.vocab_size, dtype=torch.int64)
+        for item in range(len(self)) if items is None else items:
+            name, start, end = self._where[item]
+            shard = self._shard(name)
+            tokens = shard.get_slice("tokens")[start:end].to(torch.int64)
+            mask = shard.get_slice("loss_mask")[start:end]
+            counts += torch.bincount(tokens[mask], minlength=counts.numel())
+        return counts
+
+    def _shard(self, name: str) -> safe_open:
+        if name not in self._open:
+            self._open[name] = safe_open(str(self.folder / name), framework="pt")
+        return self._open[name]
+
+
+_KEYS = ("tokens", "loss_mask", "best", "features", "last_hidden")
+
+
+def read_index(folder: Path) -> StoreIndex:
+    """Read and check `index.json`.
+
+    Raises:
+        DataError: the folder is no store, of another version, or misses a shard.
+    """
+    path = folder / "index.json"
+    if not path.is_file():
+        raise DataError(
+            f"{folder} holds no index.json, so it is not a feature store",
+            hint="make one with `slipstream data extract --data FILE --output FOLDER`",
+        )
+    try:
+        index = StoreIndex(**json.loads(path.read_text()))
+    except (TypeError, json.JSONDecodeError) as error:
+        raise DataError(f"{path} is not a feature store's index: {error}") from error
+    if index.version != VERSION:
+        raise DataError(f"{path} has version {index.version}, expected {VERSION}")
+    missing = [s["file"] for s in index.shards if not (folder / s["file"]).is_file()]
+    if missing:
+        raise DataError(f"{folder} misses {', '.join(missing[:3])}", hint="extract again")
+    return index
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    temporary = path.with_suffix(".partial")
+    save_file(tensors, temporary)
+    temporary.replace(path)

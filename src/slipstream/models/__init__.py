@@ -1,0 +1,1 @@
+"""Draft networks, shared by drafting and training; torch only."""

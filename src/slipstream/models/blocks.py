@@ -1,0 +1,84 @@
+"""The pieces draft networks are made of: norm, rotary positions, MLP.
+
+Attention is not here: a draft network computes queries, keys and values and leaves it to its
+caller which keys a query may see, because drafting (a cache and a tree) and training (the
+training-time test) differ in exactly that.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] to [..., D]."""
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), self.eps)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), as in Llama."""
+
+    def __init__(self, size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, intermediate_size, bias=False)
+        self.up_proj = nn.Linear(size, intermediate_size, bias=False)
+        self.down_proj = nn.Linear(intermediate_size, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., D] to [..., D]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def inverse_frequencies(head_size: int, theta: float, scaling: dict | None) -> Tensor:
+    """[C/2] float32 rotary frequencies, with the two scalings draft checkpoints use.
+
+    Args:
+        head_size: C.
+        theta: RoPE base.
+        scaling: None, or a config's `rope_scaling`: `linear` (factor) or `llama3` (factor,
+            low_freq_factor, high_freq_factor, original_max_position_embeddings).
+
+    Raises:
+        ValueError: another scaling type.
+    """
+    frequencies = theta ** -(torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
+    if scaling is None or kind == "default":
+        return frequencies
+    if kind == "linear":
+        return frequencies / scaling["factor"]
+    if kind == "llama3":
+        length = scaling["original_max_position_embeddings"]
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = length * frequencies / (2 * math.pi)
+        smooth = ((turns - low) / (high - low)).clamp(0, 1)
+        return (1 - smooth) * frequencies / scaling["factor"] + smooth * frequencies
+    raise ValueError(f"rope scaling '{kind}' is not one of default, linear, llama3")
+
+
+def rotate(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
+    """Rotary positions, half-split layout (Hugging Face Llama).
+
+    Angles are computed from the positions themselves, so there is no table to run out of.
+
+    Args:
+        x: [B, H, N, C].
+        positions: [B, N] int64.
+        frequencies: [C/2].
+    """
+    angles = positions[:, None, :, None].to(torch.float32) * frequencies  # [B, 1, N, C/2]
+    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)

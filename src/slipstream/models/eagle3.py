@@ -1,0 +1,165 @@
+"""EAGLE-3's draft network: fused target features in, logits of a reduced vocabulary out.
+
+Paper: Li et al. 2025, EAGLE-3, arXiv:2503.01840, sections 3.1 and 3.2.
+Differs: attention is the caller's (`attend`), so one network serves drafting and the
+training-time test; the number of taps is free (the paper has three).
+Also: SafeAILab/EAGLE `cnets.py` fixes the parameter names used here.
+
+Pair i joins the features of position i with the *next* token x[i+1] and predicts x[i+2]; its
+rotary position is i. A recurrent step feeds the state of the step before instead of fused
+features, at the next position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.errors import CheckpointError
+from slipstream.models.blocks import GatedMLP, RMSNorm, inverse_frequencies, rotate
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q [B, H, N, C], k [B, Hkv, N, C], v [B, Hkv, N, C]) to [B, H, N, C]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Shape of the network.
+
+    Args:
+        hidden_size: D of the draft network, equal to the target's embedding width.
+        intermediate_size: width of the MLP.
+        num_heads: H.
+        num_kv_heads: key and value heads, a divisor of H.
+        head_size: C; not derived, because targets exist where it is not D/H.
+        vocab_size: V of the target.
+        draft_vocab_size: U.
+        taps: indices into the target's hidden states, low to high.
+        target_hidden_size: D of the target.
+        rms_norm_eps: epsilon of all norms.
+        rope_theta: RoPE base the network was trained with.
+        rope_scaling: None, or as in Hugging Face configs.
+        max_length: positions seen in training; informative, nothing is clamped to it.
+
+    Raises:
+        CheckpointError: sizes that cannot belong together.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    taps: tuple[int, ...]
+    target_hidden_size: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: dict | None = None
+    max_length: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise CheckpointError(
+                f"{self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads"
+            )
+        if self.draft_vocab_size > self.vocab_size:
+            raise CheckpointError(
+                f"draft vocabulary {self.draft_vocab_size} is larger than the target's "
+                f"{self.vocab_size}"
+            )
+
+
+class _Attention(nn.Module):
+    """The four projections; the names are the checkpoint's."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        d, c = config.hidden_size, config.head_size
+        self.q_proj = nn.Linear(2 * d, config.num_heads * c, bias=False)
+        self.k_proj = nn.Linear(2 * d, config.num_kv_heads * c, bias=False)
+        self.v_proj = nn.Linear(2 * d, config.num_kv_heads * c, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * c, d, bias=False)
+
+
+class _Layer(nn.Module):
+    """The single decoder layer ("midlayer")."""
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        d, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = _Attention(config)
+        self.mlp = GatedMLP(d, config.intermediate_size)
+        self.hidden_norm = RMSNorm(d, eps)
+        self.input_layernorm = RMSNorm(d, eps)
+        self.post_attention_layernorm = RMSNorm(d, eps)
+
+
+class Eagle3(nn.Module):
+    """The network. `fuse`, then `step` any number of times, then `logits`."""
+
+    frequencies: Tensor
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.config = config
+        width = len(config.taps) * config.target_hidden_size
+        self.fc = nn.Linear(width, config.hidden_size, bias=False)
+        self.midlayer = _Layer(config)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        frequencies = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """[..., K*D] features of the target to [..., D]; never applied to recurrent states."""
+        return self.fc(features)
+
+    def step(self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """One pass of the layer.
+
+        Args:
+            states: [B, N, D], fused features or the states of the step before.
+            embedded: [B, N, D], embeddings of the next tokens.
+            positions: [B, N] int64, rotary positions.
+            attend: which keys each query sees.
+
+        Returns:
+            [B, N, D], the new states: input of `logits` and of the next step.
+        """
+        config, attention = self.config, self.midlayer.self_attn
+        normed = torch.cat(
+            [self.midlayer.input_layernorm(embedded), self.midlayer.hidden_norm(states)], dim=-1
+        )  # [B, N, 2D]
+        q = self._heads(attention.q_proj(normed), config.num_heads)
+        k = self._heads(attention.k_proj(normed), config.num_kv_heads)
+        v = self._heads(attention.v_proj(normed), config.num_kv_heads)
+        q = rotate(q, positions, self.frequencies)
+        k = rotate(k, positions, self.frequencies)
+        attended = attend(q, k, v).transpose(1, 2).flatten(2)  # [B, N, H*C]
+        states = states + attention.o_proj(attended)
+        return states + self.midlayer.mlp(self.midlayer.post_attention_layernorm(states))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., U] logits over the draft vocabulary of [..., D] states."""
+        return self.lm_head(self.norm(states))
+
+    def _heads(self, x: Tensor, num_heads: int) -> Tensor:
+        """[B, N, h*C] to [B, h, N, C]."""
+        return x.unflatten(-1, (num_heads, self.config.head_size)).transpose(1, 2)
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """The paper's low, middle and high taps for a target of L layers: 2, L//2, L-3.
+
+    Example:
+        >>> default_taps(30)
+        (2, 15, 27)
+    """
+    if num_layers >= 6:
+        return (2, num_layers // 2, num_layers - 3)
+    return (1, max(1, num_layers // 2), num_layers - 1) if num_layers > 1 else (0, 0, 1)

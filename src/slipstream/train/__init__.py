@@ -1,0 +1,1 @@
+"""Training draft networks: tensors in, checkpoints out; no engine, no transformers."""

@@ -1,0 +1,189 @@
+"""EAGLE-3's objective: the training-time test.
+
+Paper: Li et al. 2025, EAGLE-3, arXiv:2503.01840, section 3.2 and figure 6.
+Differs: the loss is a mean over the positions that count, so it does not depend on padding (the
+authors' code divides by all positions); the prefix accuracy counts targets outside the draft
+vocabulary as misses.
+
+Row i, step s: the network reads the state of step s-1 (fused features at s = 0) and token
+x[i+1+s], and predicts x[i+2+s]. Its query sees the real-feature keys of rows j <= i and its own
+keys of the simulated steps 1..s, which is what a drafted chain of s+1 tokens sees:
+
+    keys:   step 0          step 1     step 2
+            lower triangle  diagonal   diagonal
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from slipstream.data.batches import Batch
+from slipstream.models.eagle3 import Eagle3
+from slipstream.models.readout import Readout
+from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.train.objectives.protocol import Loss
+
+
+class TrainingTimeTest:
+    """Unrolls the drafter on its own states and sums the decayed losses of the steps.
+
+    Args:
+        vocabulary: draft ids and what they mean.
+        num_unrolled: steps, the first one on real features; 7 in the paper.
+        decay: weight of step s is decay ** s; 0.8 in the authors' code.
+    """
+
+    def __init__(
+        self, vocabulary: DraftVocabulary, *, num_unrolled: int = 7, decay: float = 0.8
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.num_unrolled = num_unrolled
+        self.decay = decay
+        self._draft_ids = vocabulary.draft_ids()
+
+    def __call__(self, model: Eagle3, batch: Batch, readout: Readout) -> Loss:
+        """Loss of one packed batch; see `Loss`."""
+        labels = _Labels(batch, readout, self.vocabulary, self._draft_ids)
+        attend = UnrolledAttention(batch.documents)
+        states = model.fuse(batch.features)
+        alive = torch.ones_like(batch.loss_mask)
+        countable = torch.ones_like(batch.loss_mask)
+        hits: list[Tensor] = []
+        total, weights, parts = batch.features.new_zeros(()), 0.0, {}
+        num_supervised = torch.zeros(())
+        for step in range(self.num_unrolled):
+            embedded = readout.embed(shift(batch.tokens, 1 + step)).to(states.dtype)
+            states = model.step(states, embedded, batch.positions + step, attend)
+            supervised = labels.supervised(step)
+            counted = supervised & labels.in_vocabulary(step)
+            logits = model.logits(states[counted])  # [M, U]
+            loss = labels.cross_entropy(logits, counted, step)
+            weight = self.decay**step
+            total, weights = total + weight * loss, weights + weight
+            parts[f"loss_{step + 1}"] = loss.detach()
+            hit = torch.zeros_like(alive)
+            hit[counted] = logits.detach().argmax(-1) == labels.draft_choice(counted, step)
+            alive, countable = alive & hit, countable & supervised
+            hits.append(alive.clone())
+            if step == 0:
+                num_supervised = counted.sum()
+        return Loss(
+            total=total / weights,
+            parts=parts,
+            num_supervised=num_supervised,
+            prefix_hits=torch.stack([(h & countable).sum() for h in hits]).float(),
+            prefix_count=countable.sum().float(),
+        )
+
+    @torch.no_grad()
+    def accepted(self, model: Eagle3, batch: Batch, readout: Readout) -> Tensor:
+        """[B, T] int64, drafted tokens a chain of `num_unrolled` started at each row would have
+        accepted on this text; -1 where fewer than `num_unrolled` successors are supervised.
+
+        Row i starts a chain after token x[i+1], the root.
+        """
+        labels = _Labels(batch, readout, self.vocabulary, self._draft_ids)
+        attend = UnrolledAttention(batch.documents)
+        states = model.fuse(batch.features)
+        alive = torch.ones_like(batch.loss_mask)
+        countable = torch.ones_like(batch.loss_mask)
+        length = torch.zeros_like(batch.tokens)
+        for step in range(self.num_unrolled):
+            embedded = readout.embed(shift(batch.tokens, 1 + step)).to(states.dtype)
+            states = model.step(states, embedded, batch.positions + step, attend)
+            countable &= labels.supervised(step)
+            chosen = self.vocabulary.target_ids[model.logits(states).argmax(-1)]
+            alive &= chosen == shift(batch.best, 1 + step)
+            length += alive
+        return length.masked_fill(~countable, -1)
+
+
+class UnrolledAttention:
+    """Attention of the training-time test; call it once a step, in order.
+
+    Args:
+        documents: [B, T] int64, which text each position belongs to, -1 where padded.
+    """
+
+    def __init__(self, documents: Tensor) -> None:
+        length = documents.shape[1]
+        same = documents[:, :, None] == documents[:, None, :]  # [B, T, T]
+        causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+        self.visible = (same & causal)[:, None]  # [B, 1, T, T]
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[B, H, T, C] queries, [B, Hkv, T, C] keys and values of the step, to [B, H, T, C]."""
+        group = q.shape[1] // k.shape[1]
+        self.keys.append(k)
+        self.values.append(v)
+        if len(self.keys) == 1:
+            return F.scaled_dot_product_attention(
+                q,
+                k.repeat_interleave(group, 1),
+                v.repeat_interleave(group, 1),
+                attn_mask=self.visible,
+            )
+        length = q.shape[2]
+        q = q.unflatten(1, (-1, group)) / math.sqrt(q.shape[-1])  # [B, Hkv, G, T, C]
+        shared = q @ self.keys[0][:, :, None].transpose(-1, -2)  # [B, Hkv, G, T, T]
+        shared = shared.masked_fill(~self.visible[:, :, None], float("-inf"))
+        own = torch.stack([(q * key[:, :, None]).sum(-1) for key in self.keys[1:]], -1)
+        weights = torch.cat([shared, own], -1).softmax(-1)
+        mixed = weights[..., :length] @ self.values[0][:, :, None]
+        for step, value in enumerate(self.values[1:]):
+            mixed = mixed + weights[..., length + step, None] * value[:, :, None]
+        return mixed.flatten(1, 2)
+
+
+class _Labels:
+    """What the target says at each row and step, restricted to the draft vocabulary."""
+
+    def __init__(
+        self, batch: Batch, readout: Readout, vocabulary: DraftVocabulary, draft_ids: Tensor
+    ) -> None:
+        self.batch = batch
+        self.choice = draft_ids[batch.best]  # [B, T] int64, -1 outside the vocabulary
+        wanted = shift(batch.loss_mask, 1) & (self.choice >= 0)
+        self.row_of = torch.full_like(batch.tokens, -1)
+        self.row_of[wanted] = torch.arange(int(wanted.sum()))
+        with torch.no_grad():
+            logits = readout.logits(batch.last_hidden[wanted], vocabulary.target_ids)
+            self.probs = logits.float().softmax(-1)  # [P, U]
+
+    def supervised(self, step: int) -> Tensor:
+        """[B, T] bool: the token predicted by each row is supervised and of the same text."""
+        ahead = 2 + step
+        same = shift(self.batch.documents, ahead, fill=-2) == self.batch.documents
+        return same & shift(self.batch.loss_mask, ahead) & (self.batch.documents >= 0)
+
+    def in_vocabulary(self, step: int) -> Tensor:
+        """[B, T] bool: the target's choice has a draft id."""
+        return shift(self.choice, 1 + step, fill=-1) >= 0
+
+    def draft_choice(self, counted: Tensor, step: int) -> Tensor:
+        """[M] int64 draft ids of the target's choices at the counted rows."""
+        return shift(self.choice, 1 + step, fill=-1)[counted]
+
+    def cross_entropy(self, logits: Tensor, counted: Tensor, step: int) -> Tensor:
+        """[] nats, mean soft cross-entropy over the counted rows; 0 when none counts."""
+        if logits.shape[0] == 0:
+            return logits.sum()
+        probs = self.probs[shift(self.row_of, 1 + step, fill=-1)[counted]]
+        logits = logits.float()
+        return (logits.logsumexp(-1) - (probs * logits).sum(-1)).mean()
+
+
+def shift(x: Tensor, steps: int, *, fill: int = 0) -> Tensor:
+    """[B, T] moved left by `steps`, the freed end filled.
+
+    Example:
+        >>> shift(torch.tensor([[1, 2, 3]]), 1)
+        tensor([[2, 3, 0]])
+    """
+    return F.pad(x[:, steps:], (0, min(steps, x.shape[1])), value=fill)
