@@ -1,0 +1,1 @@
+"""Which nodes to draft: scores in, `DraftTree` out, no networks."""

@@ -1,0 +1,157 @@
+"""EAGLE-2's dynamic draft tree: expand by joint probability, then keep the best nodes.
+
+Paper: Li et al. 2024, EAGLE-2, arXiv:2406.16858, sections 4.1 (expand) and 4.2 (rerank).
+Differs: the root does not count towards the budget; `depth` counts every drafted level; ties
+keep the shallower node; nodes whose children could no longer enter the tree are not expanded,
+which changes no tree and saves levels.
+Also: SafeAILab/EAGLE `cnets.topK_genrate` is the authors' version, read for behaviour only.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slipstream import shapes
+from slipstream.errors import SettingError
+from slipstream.trees.protocol import Frontier
+from slipstream.types import DraftTree
+
+
+class DynamicBuilder:
+    """Grows one tree: every level expands the `topk` best nodes of the level before.
+
+    The tree depends on the drafter's probabilities only through which nodes are best, so its
+    nodes are *chosen* and are verified by `walk`.
+
+    Args:
+        budget: drafted nodes to keep, root not counted.
+        depth: levels to draft; the deepest node's depth.
+        topk: nodes expanded per level, and children considered per node; fewer where the
+            draft vocabulary is smaller.
+
+    Raises:
+        SettingError: budget, depth or topk is below 1.
+
+    Example:
+        >>> builder = DynamicBuilder(budget=2, depth=2, topk=2)
+        >>> builder.start(9)
+        >>> builder.grow(torch.tensor([[-0.1, -2.5]]), torch.tensor([[4, 5]])).tokens
+        tensor([4])
+        >>> builder.grow(torch.tensor([[-0.2, -3.0]]), torch.tensor([[6, 7]]))
+        >>> builder.finish().tokens
+        tensor([9, 4, 6])
+    """
+
+    def __init__(self, budget: int, depth: int, topk: int) -> None:
+        for name, value in (("budget", budget), ("depth", depth), ("topk", topk)):
+            if value < 1:
+                raise SettingError(name, value, "1 or more", f"use --{name} 1 for the least")
+        self.budget = budget
+        self.depth = depth
+        self.topk = topk
+        self.start(0)
+
+    def start(self, root: int) -> None:
+        """Begin a tree at this root token."""
+        self._root = root
+        self._level = 0
+        self._nodes = torch.zeros(1, dtype=torch.int64)  # [F] ids of the frontier's nodes
+        self._joint = torch.zeros(1, dtype=torch.float64)  # [F] nats
+        self._tokens: list[Tensor] = []
+        self._parents: list[Tensor] = []
+        self._given: list[Tensor] = []  # log q given the parent
+        self._scores: list[Tensor] = []  # joint log q
+        self._num_nodes = 1
+
+    def grow(self, log_probs: Tensor, tokens: Tensor) -> Frontier | None:
+        """Take the scores of the frontier's children; see `TreeBuilder.grow`.
+
+        NaN counts as impossible, and impossible children (-inf) never enter the tree.
+
+        Raises:
+            ShapeError: log_probs and tokens differ, or their rows are not the frontier's.
+        """
+        fits = f"{len(self._nodes)} M"
+        shapes.check("grow", log_probs=(log_probs, fits), tokens=(tokens, fits))
+        given = log_probs[:, : self.topk].detach().to("cpu", torch.float64)
+        given = given.nan_to_num(nan=float("-inf"), neginf=float("-inf")).clamp(max=0)
+        num_children = given.shape[1]
+        scores = (self._joint[:, None] + given).flatten()
+        level_tokens = tokens[:, : self.topk].to("cpu", torch.int64).flatten()
+        self._tokens.append(level_tokens)
+        self._parents.append(self._nodes.repeat_interleave(num_children))
+        self._given.append(given.flatten())
+        self._scores.append(scores)
+        first = self._num_nodes
+        self._num_nodes += scores.numel()
+        self._level += 1
+        if self._level == self.depth or not scores.numel():
+            return None
+        joint, best = scores.sort(descending=True, stable=True)
+        joint, best = joint[: self.topk], best[: self.topk]
+        worth = int((joint > self._least()).sum())  # sorted: those worth expanding come first
+        if not worth:
+            return None
+        self._joint, best = joint[:worth], best[:worth]
+        self._nodes = best + first
+        parents = best.div(num_children, rounding_mode="floor")
+        return Frontier(
+            level_tokens[best].to(tokens.device), parents.to(tokens.device), self._level
+        )
+
+    def finish(self) -> DraftTree:
+        """The tree of the best nodes, root first, in the order they were drafted."""
+        if not self._scores:
+            return DraftTree.chain([self._root], log_probs=torch.zeros(1))
+        scores = torch.cat([torch.zeros(1, dtype=torch.float64), *self._scores])
+        parents = torch.cat([torch.tensor([-1]), *self._parents])
+        kept = rerank(scores, parents, budget=self.budget)
+        new_index = torch.zeros(len(scores), dtype=torch.int64)
+        new_index[kept] = torch.arange(len(kept))
+        new_parents = new_index[parents[kept].clamp(min=0)]
+        new_parents[0] = -1
+        root = torch.tensor([self._root])
+        return DraftTree(
+            torch.cat([root, *self._tokens])[kept],
+            new_parents,
+            log_probs=torch.cat([torch.zeros(1, dtype=torch.float64), *self._given])[kept].float(),
+        )
+
+    def _least(self) -> float:
+        """The score of the budget-th best node so far: a child must beat it to enter."""
+        scores = self._scores[0] if len(self._scores) == 1 else torch.cat(self._scores)
+        if scores.numel() < self.budget:
+            return float("-inf")
+        return float(scores.topk(self.budget).values[-1])
+
+
+def rerank(scores: Tensor, parents: Tensor, *, budget: int) -> Tensor:
+    """Keep the `budget` most probable nodes; a kept node's parent is always kept.
+
+    A parent is never less probable than its child and comes before it, so sorting by score
+    alone, earlier nodes first among equals, keeps the tree connected (section 4.2).
+
+    Args:
+        scores: [N] nats, joint log-probability of each node under the drafter; -inf never stays.
+        parents: [N] int64, with parents[0] == -1 and parents[i] < i.
+        budget: drafted nodes to keep, root not counted.
+
+    Returns:
+        [M] int64, kept nodes in order, root first, M <= min(budget, N - 1) + 1.
+
+    Raises:
+        ShapeError: scores and parents differ in length.
+        SettingError: budget is below 1.
+
+    Example:
+        >>> scores = torch.tensor([0.0, -1.0, -3.0, -2.0])
+        >>> rerank(scores, torch.tensor([-1, 0, 0, 1]), budget=2)
+        tensor([0, 1, 3])
+    """
+    shapes.check("rerank", scores=(scores, "N"), parents=(parents, "N"))
+    if budget < 1:
+        raise SettingError("budget", budget, "1 or more")
+    best, order = scores[1:].sort(descending=True, stable=True)
+    order = order[:budget][best[:budget] > float("-inf")]
+    return torch.cat([torch.zeros(1, dtype=torch.int64), order.sort().values + 1])
