@@ -97,18 +97,26 @@ def supervise(
 
 
 class Chat:
-    """A tokenizer's chat template, with its failures told as `DataError`."""
+    """A tokenizer's chat template, with its failures told as `DataError`.
+
+    Args:
+        tokenizer: the target's wrapper (`inner`, `eos_ids`, `template_mode`) or a Hugging Face
+            tokenizer.
+        row: id of the row, for errors.
+    """
 
     def __init__(self, tokenizer: Any, row: str) -> None:
-        while not hasattr(tokenizer, "apply_chat_template") and hasattr(tokenizer, "hf"):
-            tokenizer = tokenizer.hf
-        self.tokenizer = tokenizer
+        self.options = dict(getattr(tokenizer, "template_mode", None) or {})
+        eos_ids = getattr(tokenizer, "eos_ids", ())
+        self.tokenizer = getattr(tokenizer, "inner", tokenizer)
         self.row = row
-        if not getattr(tokenizer, "chat_template", None):
+        if not getattr(self.tokenizer, "chat_template", None):
             raise DataError(
                 f"row {row}: the model's tokenizer has no chat template",
                 "use a chat model, or rows with prompt_ids and response_ids",
             )
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        self._special = {*self.tokenizer.all_special_ids, *added, *eos_ids}
 
     @property
     def has_generation_tags(self) -> bool:
@@ -125,6 +133,12 @@ class Chat:
         """Ids of rendered text: its special tokens are parsed, none are added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False)) if text else []
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens spelled out."""
+        return self.tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+
     def tagged(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], list[bool]]:
         """Ids and the template's own mask."""
         out = self._apply(
@@ -134,9 +148,7 @@ class Chat:
 
     def is_special(self, token: int) -> bool:
         """True for the tokenizer's special ids, end of turn among them."""
-        return token in self.tokenizer.all_special_ids or token in getattr(
-            self.tokenizer, "added_tokens_decoder", {}
-        )
+        return token in self._special
 
     def fail(self, what: str, hint: str) -> DataError:
         """An error that names the row."""
@@ -144,7 +156,9 @@ class Chat:
 
     def _apply(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Any:
         try:
-            return self.tokenizer.apply_chat_template(list(map(dict, messages)), **options)
+            return self.tokenizer.apply_chat_template(
+                [dict(m) for m in messages], **self.options, **options
+            )
         except DataError:
             raise
         except Exception as error:  # templates raise anything, jinja's own included
@@ -241,7 +255,7 @@ def _end_of_turn(chat: Chat, after: str) -> str:
     ids = chat.encode(after)
     for index, token in enumerate(ids):
         if chat.is_special(token):
-            head = chat.tokenizer.decode(ids[: index + 1], skip_special_tokens=False)
+            head = chat.decode(ids[: index + 1])
             return head if after.startswith(head) else after.rstrip()
     return after.rstrip()
 
