@@ -1,0 +1,255 @@
+"""Is the output the target's? Token ids compared, every difference judged by the target.
+
+A speculative method emits what plain decoding emits, up to rounding: passes of other widths add
+numbers in another order. So a first difference is put to the target again, over the same
+prefix, and is a *tie* when the two tokens are closer than rounding can part; what follows it is
+another text and is not compared.
+
+* float32 and wider: judged in float64, a tie below a margin of 1e-4; more than one in 10,000
+  tokens is too many to believe.
+* bfloat16 and float16: judged by the target itself in passes of 16, a tie up to the largest
+  margin at which plain decoding changes its own mind between passes of width 1 and 16.
+
+Margins are in logits (greedy) or in log p + keyed noise (sampled): best score minus the lower of
+the two contested tokens' scores, which is the top-two margin unless a token is not in the top two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from slipstream.sampling import Sampler
+from slipstream.target.protocol import Target
+from slipstream.types import DraftTree, Sampling
+
+TIE_MARGIN = 1e-4
+TOKENS_PER_TIE = 10_000
+FLIP_WIDTH = 16
+PREFILL_WIDTH = 256
+EDGE = 1e-5  # relative width of the nucleus' edge, where rounding decides who is inside
+
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first difference of one answer from plain decoding's.
+
+    Args:
+        prompt_index: which prompt.
+        position: index in the answer; 0 is the first emitted token.
+        margin: logits or nats; infinite when a token was impossible or an answer ended early.
+        target_token: plain decoding's token, None where its answer had ended.
+        emitted_token: the method's token, None where its answer had ended.
+        is_tie: the margin is within what rounding explains.
+    """
+
+    prompt_index: int
+    position: int
+    margin: float
+    target_token: int | None
+    emitted_token: int | None
+    is_tie: bool
+
+
+def first_difference(reference: Ids, emitted: Ids) -> int | None:
+    """Index of the first token that differs (or is missing on one side); None when equal.
+
+    Example:
+        >>> first_difference([1, 2, 3], [1, 2, 3]), first_difference([1, 2], [1, 2, 3])
+        (None, 2)
+    """
+    for position, (mine, other) in enumerate(zip(reference, emitted, strict=False)):
+        if mine != other:
+            return position
+    shorter = min(len(reference), len(emitted))
+    return None if len(reference) == len(emitted) else shorter
+
+
+@dataclass(slots=True)
+class Judge:
+    """Re-evaluates a contested position; loads its target when first asked.
+
+    Args:
+        load: the target that judges: a float64 twin, or the target itself in reduced precision.
+        sampling: how the answers were sampled.
+        tolerance: largest margin of a tie; a callable is asked once, when first needed.
+        width: tokens per pass over the answer.
+        dtype: of the target under test.
+    """
+
+    load: Callable[[], Target]
+    sampling: Sampling
+    tolerance: float | Callable[[], float] = TIE_MARGIN
+    width: int = PREFILL_WIDTH
+    dtype: torch.dtype = torch.float32
+    _target: Target | None = None
+
+    def judge(self, prompt_index: int, prompt_ids: Ids, reference: Ids, emitted: Ids):
+        """The answer's divergence, or None when the ids are equal.
+
+        Returns:
+            Divergence | None.
+        """
+        position = first_difference(reference, emitted)
+        if position is None:
+            return None
+        tokens = [ids[position] if position < len(ids) else None for ids in (reference, emitted)]
+        margin = float("inf")
+        if None not in tokens:
+            margin = self.margin(prompt_ids, reference[:position], tokens)
+        is_tie = margin <= self.limit()
+        return Divergence(prompt_index, position, margin, tokens[0], tokens[1], is_tie)
+
+    def limit(self) -> float:
+        """Largest margin of a tie."""
+        if callable(self.tolerance):
+            self.tolerance = self.tolerance()
+        return self.tolerance
+
+    def margin(self, prompt_ids: Ids, before: Ids, tokens: Ids) -> float:
+        """Best score minus the lowest of `tokens`, after the prompt and `before`."""
+        if self._target is None:
+            self._target = self.load()
+        logits = _last_logits(self._target, prompt_ids, before, self.width)  # [V]
+        position = len(prompt_ids) + len(before)
+        return _margin(logits, self.sampling, position, tokens)
+
+
+def _margin(logits: Tensor, sampling: Sampling, position: int, tokens: Ids) -> float:
+    """Contested margin of logits [V]; at the nucleus' edge, the kindest of three readings."""
+    if sampling.is_greedy:
+        readings = [sampling]
+    else:
+        edges = {1.0, 1 - EDGE, 1 + EDGE} if sampling.top_p < 1 else {1.0}
+        readings = [replace(sampling, top_p=min(sampling.top_p * edge, 1.0)) for edge in edges]
+    margins = []
+    for reading in readings:
+        scores = _scores(logits[None], Sampler(reading, logits.shape[-1]), [position])[0]
+        margins.append(float(scores.max() - scores[list(tokens)].min()))
+    return min(margins)
+
+
+def _scores(logits: Tensor, sampler: Sampler, positions: Sequence[int]) -> Tensor:
+    """[N, V] what the argmax is taken of: logits, or log p + noise of each position."""
+    if sampler.is_greedy:
+        return logits
+    noise = torch.stack([sampler.noise(position) for position in positions])
+    return sampler.probs(logits).log() + noise.to(logits.device)
+
+
+def _chunks(ids: Ids, width: int) -> Iterable[list[int]]:
+    return (list(ids[i : i + width]) for i in range(0, len(ids), width))
+
+
+def _last_logits(target: Target, prompt_ids: Ids, before: Ids, width: int) -> Tensor:
+    """[V] logits that follow the prompt and `before`, the latter in passes of `width`."""
+    cache = target.new_cache(1, len(prompt_ids) + len(before))
+    for chunk in (*_chunks(prompt_ids, PREFILL_WIDTH), *_chunks(before, width)):
+        output = target.forward([DraftTree.chain(chunk)], cache, [0], last_only=True)
+        cache.commit(0, tuple(range(len(chunk))))
+    return output.logits[0, -1]
+
+
+def width_flips(
+    target: Target, prompt_ids: Ids, answer: Ids, sampling: Sampling, *, width: int = FLIP_WIDTH
+) -> list[float]:
+    """Margins of the tokens that a pass of `width` over plain decoding's answer would change.
+
+    Args:
+        target: the model that gave the answer, in passes of one token.
+        prompt_ids: what it answered.
+        answer: plain decoding's tokens.
+        sampling: how they were chosen.
+        width: tokens per pass.
+    """
+    if len(answer) < 2:
+        return []
+    sampler = Sampler(sampling, target.spec.vocab_size)
+    cache = target.new_cache(1, len(prompt_ids) + len(answer))
+    for chunk in _chunks(prompt_ids, PREFILL_WIDTH):
+        target.forward([DraftTree.chain(chunk)], cache, [0], last_only=True)
+        cache.commit(0, tuple(range(len(chunk))))
+    margins, done = [], 0
+    for chunk in _chunks(answer[:-1], width):
+        logits = target.forward([DraftTree.chain(chunk)], cache, [0]).logits[0]  # [N, V]
+        cache.commit(0, tuple(range(len(chunk))))
+        positions = [len(prompt_ids) + done + i + 1 for i in range(len(chunk))]
+        scores = _scores(logits, sampler, positions)
+        kept = torch.tensor(answer[done + 1 : done + 1 + len(chunk)], device=scores.device)
+        gaps = scores.max(-1).values - scores.gather(-1, kept[:, None])[:, 0]
+        margins += gaps[gaps > 0].tolist()
+        done += len(chunk)
+    return margins
+
+
+def width_flip_margin(
+    target: Target, prompts: Sequence[Ids], answers: Sequence[Ids], sampling: Sampling
+) -> float:
+    """Largest margin at which plain decoding flips between passes of width 1 and 16; else 0."""
+    flips = (
+        margin
+        for prompt_ids, answer in zip(prompts, answers, strict=True)
+        for margin in width_flips(target, prompt_ids, answer, sampling)
+        if margin != float("inf")
+    )
+    return max(flips, default=0.0)
+
+
+def is_reduced(dtype: torch.dtype) -> bool:
+    """True for bfloat16 and float16, where ties are common."""
+    return dtype in (torch.bfloat16, torch.float16)
+
+
+def judge_for(
+    target: Target,
+    sampling: Sampling,
+    *,
+    load_twin: Callable[[], Target],
+    plain: Callable[[], tuple[Sequence[Ids], Sequence[Ids]]],
+) -> Judge:
+    """The judge that fits the target's precision.
+
+    Args:
+        target: the model under test.
+        sampling: how answers are sampled.
+        load_twin: gives the same model in float64.
+        plain: gives prompts and plain decoding's answers, for the flips of reduced precision.
+    """
+    if is_reduced(target.spec.dtype):
+        return Judge(
+            load=lambda: target,
+            sampling=sampling,
+            tolerance=lambda: width_flip_margin(target, *plain(), sampling),
+            width=FLIP_WIDTH,
+            dtype=target.spec.dtype,
+        )
+    same = target.spec.dtype == torch.float64
+    load = (lambda: target) if same else load_twin
+    return Judge(load=load, sampling=sampling, dtype=target.spec.dtype)
+
+
+def verdict(divergences: Sequence[Divergence], num_tokens: int, *, is_exact: bool) -> str:
+    """One word for a comparison.
+
+    Args:
+        divergences: what differed.
+        num_tokens: tokens compared.
+        is_exact: float32 or wider, where ties must be rare.
+
+    Returns:
+        "lossless": all equal. "ties": only true ties, and few enough. "different": something
+        rounding does not explain. "inconclusive": nothing compared, or too many ties.
+    """
+    if any(not divergence.is_tie for divergence in divergences):
+        return "different"
+    if num_tokens == 0:
+        return "inconclusive"
+    if not divergences:
+        return "lossless"
+    allowed = max(1, num_tokens // TOKENS_PER_TIE)
+    return "inconclusive" if is_exact and len(divergences) > allowed else "ties"
