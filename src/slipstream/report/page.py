@@ -1,0 +1,193 @@
+"""One HTML file that opens offline: what a run measured, and its decoding as trees.
+
+The page loads nothing: style and pictures are inside it. It reads `types.Step` and plain
+numbers, never the engine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from slipstream.report import charts, tree_view
+from slipstream.types import Step
+
+MARK = '<meta name="generator" content="slipstream">'
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """One method's line in the table.
+
+    Args:
+        method: its name.
+        tau: tokens/pass.
+        tokens_per_second: after prefill.
+        speedup: over plain decoding.
+        identical: True when every token is plain decoding's.
+        note: anything to add, such as why they differ.
+    """
+
+    method: str
+    tau: float
+    tokens_per_second: float
+    speedup: float
+    identical: bool
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One step, drawn.
+
+    Args:
+        title: above the tree.
+        caption: below it.
+        svg: the tree.
+        said: per accepted node, its token and what the target said next: (token, probability).
+    """
+
+    title: str
+    caption: str
+    svg: str
+    said: tuple[tuple[str, tuple[tuple[str, float], ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A run of answer text from one step.
+
+    Args:
+        text: as decoded.
+        is_drafted: True for accepted drafts, False for the target's own token.
+    """
+
+    text: str
+    is_drafted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPage:
+    """What the demo's page shows.
+
+    Args:
+        prompt: the question.
+        spans: the answer, by who proposed it.
+        rows: the speed table.
+        pictures: steps of that answer.
+        pair: two steps side by side, a narrow tree and a wide one; possibly empty.
+        method: the method whose steps are drawn.
+        facts: name and value lines for the foot: model, number type, versions.
+        missing: methods that could not run, with the reason.
+    """
+
+    prompt: str
+    spans: Sequence[Span]
+    rows: Sequence[SpeedRow]
+    pictures: Sequence[Picture]
+    pair: Sequence[Picture]
+    method: str
+    facts: Sequence[tuple[str, str]]
+    missing: Sequence[str] = field(default_factory=tuple)
+
+
+def render(page: DemoPage) -> str:
+    """The page as one HTML document."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(
+        files("slipstream.report").joinpath("page.html.j2").read_text(encoding="utf-8")
+    )
+    chart = charts.bar_chart(
+        [row.method for row in page.rows],
+        [row.tokens_per_second for row in page.rows],
+        title="Tokens per second after prefill",
+        unit="tokens/s",
+    )
+    return template.render(
+        page=page,
+        mark=Markup(MARK),
+        chart=Markup(chart),
+        tree_style=Markup(tree_view.STYLE),
+        tree_style_dark=Markup(tree_view.STYLE_DARK),
+        svg=Markup,
+        label=tree_view.token_label,
+        short=tree_view.short,
+    )
+
+
+def picture(step: Step, piece: Callable[[int], str], *, title: str) -> Picture:
+    """Draw a step, count it in words and list what the target said along the path."""
+    return Picture(
+        title=title,
+        caption=caption(step),
+        svg=tree_view.tree_svg(step, piece, title=title),
+        said=_said(step, piece),
+    )
+
+
+def caption(step: Step) -> str:
+    """The shape of a step's tree and what came of it, in one sentence.
+
+    Example:
+        >>> from slipstream.types import DraftTree, Verdict
+        >>> caption(Step(DraftTree.chain([5, 6, 7]), Verdict((0, 1), 9), (6, 9)))
+        '2 drafted nodes, 2 deep, 1 wide; 1 accepted, 2 tokens from one pass.'
+    """
+    tree, verdict = step.tree, step.verdict
+    if tree.budget == 0:
+        return "Nothing drafted; 1 token from one pass."
+    widest = int(tree.depths[1:].bincount().max())
+    nodes = "node" if tree.budget == 1 else "nodes"
+    tokens = "token" if verdict.num_emitted == 1 else "tokens"
+    return (
+        f"{tree.budget} drafted {nodes}, {tree.num_drafted} deep, {widest} wide; "
+        f"{verdict.num_accepted} accepted, {verdict.num_emitted} {tokens} from one pass."
+    )
+
+
+def spans(first: str, steps: Sequence[Step], decode: Callable[[list[int]], str]) -> list[Span]:
+    """The answer cut by who proposed each piece: the target's own token, or accepted drafts.
+
+    Args:
+        first: text of the first token, which prefill gives.
+        steps: the answer's steps.
+        decode: text of token ids.
+    """
+    out = [Span(first, is_drafted=False)]
+    for step in steps:
+        drafted = list(step.emitted[: step.verdict.num_accepted])
+        own = list(step.emitted[step.verdict.num_accepted :])
+        for tokens, is_drafted in ((drafted, True), (own, False)):
+            if tokens:
+                out.append(Span(decode(tokens), is_drafted))
+    return out
+
+
+def write_page(path: Path, html: str) -> None:
+    """Write the whole page or nothing: a temporary neighbour, then a rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(html, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _said(
+    step: Step, piece: Callable[[int], str]
+) -> tuple[tuple[str, tuple[tuple[str, float], ...]], ...]:
+    if not step.top_tokens:
+        return ()
+    return tuple(
+        (
+            piece(int(step.tree.tokens[node])),
+            tuple((piece(token), share) for token, share in step.top_tokens[node]),
+        )
+        for node in step.verdict.path
+    )
