@@ -253,7 +253,7 @@ def test_a_template_without_the_assistant_is_an_error():
 
 def test_a_template_that_refuses_is_an_error():
     strict = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match="refuses the roles .*roles must alternate"):
+    with pytest.raises(DataError, match=r"refuses the roles .*roles must alternate"):
         supervise(chat("hi", "one"), byte_tokenizer(strict), max_length=999)
     with pytest.raises(DataError, match="no chat template"):
         supervise(chat("hi", "one"), byte_tokenizer(None), max_length=999)

@@ -77,6 +77,7 @@ class Conversation:
         finish: "stop" or "length" where an answer's end is known, else None.
         prompt_ids: tokens of the prompt, for rows that were tokenised when answered.
         response_ids: tokens of the answer, end-of-turn token included.
+        temperature: at which the answer was sampled; 0 is greedy.
         line: line number in the file, from 1.
     """
 
@@ -86,6 +87,7 @@ class Conversation:
     finish: str | None = None
     prompt_ids: tuple[int, ...] | None = None
     response_ids: tuple[int, ...] | None = None
+    temperature: float = 0.0
     line: int = 0
 
     @property
@@ -196,6 +198,7 @@ def _conversation(row: dict[str, Any], where: str, *, default_id: str, line: int
         finish=None if finish is None else str(finish),
         prompt_ids=prompt_ids,
         response_ids=response_ids,
+        temperature=_number(row, "temperature", where),
         line=line,
     )
 
@@ -285,6 +288,13 @@ def _ids(row: dict[str, Any], key: str, where: str) -> tuple[int, ...]:
             "rows with token ids need both prompt_ids and response_ids",
         )
     return tuple(value)
+
+
+def _number(row: dict[str, Any], key: str, where: str) -> float:
+    value = row.get(key) or 0.0
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise DataError(f"{where}: {key} is {_kind(value)}, expected a number", "fix the line")
+    return float(value)
 
 
 def _kind(value: object) -> str:
