@@ -1,0 +1,242 @@
+"""From names to a running engine: `load` finds the method, the target and the drafter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream import methods
+from slipstream.errors import CheckpointError, SettingError, UnknownNameError
+from slipstream.methods import Method
+
+if TYPE_CHECKING:
+    from slipstream.drafters.protocol import Drafter
+    from slipstream.engine.engine import Engine
+    from slipstream.target.protocol import Target
+
+ROOM = 64  # drafted nodes a row gets room for, whatever a user's own drafter says
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which trees a drafter grows and who judges them; every field is decided."""
+
+    tree: str
+    verifier: str
+    budget: int
+    depth: int
+    topk: int
+
+
+def load(
+    model: str | Target = "smollm2-135m",
+    method: str = "eagle3",
+    *,
+    drafter: str | Path | Drafter | None = None,
+    tree: str | None = None,
+    verifier: str | None = None,
+    budget: int | None = None,
+    depth: int | None = None,
+    topk: int | None = None,
+    lookup: bool = False,
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    max_length: int | None = None,
+) -> Engine:
+    """Load a target and a drafter into an engine.
+
+    Args:
+        model: an embedded name, a Hugging Face id, a folder, a .gguf file, or a loaded target.
+        method: a name from `methods`; ignored when `drafter` is an object.
+        drafter: a checkpoint folder, "zoo:METHOD", or an object with the Drafter protocol; None
+            takes the zoo's drafter for the model.
+        tree: kind of draft tree; None takes the method's default, as do the next four.
+        verifier: acceptance rule.
+        budget: drafted nodes, root not counted.
+        depth: deepest drafted node.
+        topk: children scored per node.
+        lookup: merge in what prompt lookup proposes.
+        dtype: of the target's weights.
+        device: where it runs.
+        threads: CPU threads; None takes the physical cores.
+        max_length: context in tokens; None takes the target's.
+
+    Raises:
+        UnknownNameError: no such method, tree or verifier.
+        SettingError: a value is outside its range or does not fit the method.
+        CheckpointError: the drafter's checkpoint is missing or broken.
+        DrafterMismatchError: the drafter was made for another target.
+        UnsupportedTargetError: the model cannot be a target.
+    """
+    is_own = drafter is not None and not isinstance(drafter, str | Path)
+    record = _own(drafter) if is_own else methods.get(method)
+    shape = decide(record, tree=tree, verifier=verifier, budget=budget, depth=depth, topk=topk)
+    if drafter is not None and not is_own and not record.needs_checkpoint:
+        raise SettingError(
+            "drafter",
+            drafter,
+            f"nothing: method {record.name} has no draft network",
+            f"leave it out, or choose a method with one: {', '.join(_with_network())}",
+        )
+    folder = None
+    if not is_own and record.needs_checkpoint:
+        folder = locate(drafter, record.name, model)
+    target = _target(model, dtype=dtype, device=device, threads=threads)
+    built = drafter if is_own else _build(record, shape, folder, target)
+    if lookup:
+        built = _with_lookup(built, record, shape)
+    return _engine(target, built, record, shape, max_length=max_length)
+
+
+def decide(method: Method, **wishes: Any) -> Shape:
+    """Fill a user's wishes up with the method's defaults.
+
+    Args:
+        method: the record.
+        **wishes: tree, verifier, budget, depth, topk; None or absent takes the default.
+
+    Raises:
+        UnknownNameError: no such tree or verifier.
+        SettingError: a number is below 1, or the method cannot draft or judge so.
+    """
+    given = {name: value for name, value in wishes.items() if value is not None}
+    for name in ("budget", "depth", "topk"):
+        if given.get(name, 1) < 1:
+            raise SettingError(
+                name, given[name], "1 or more", "to draft nothing, use --method none"
+            )
+    for kind, known, fitting in (
+        ("tree", methods.TREES, method.trees),
+        ("verifier", tuple(methods.VERIFIERS), method.verifiers),
+    ):
+        name = given.get(kind)
+        if name is not None and name not in known:
+            raise UnknownNameError(kind, name, known)
+        if name is not None and name not in fitting:
+            raise SettingError(kind, name, f"one of {', '.join(fitting)} for {method.name}")
+    tree = given.get("tree", method.tree)
+    depth = given.get("depth", method.depth)
+    budget = given.get("budget", method.budget)
+    if tree == "chain":  # one node per level: budget and depth are the same thing
+        asked = [given[name] for name in ("budget", "depth") if name in given]
+        budget = depth = min(asked) if asked else method.depth
+    return Shape(
+        tree=tree,
+        verifier=given.get("verifier", method.verifier),
+        budget=budget,
+        depth=depth,
+        topk=1 if tree == "chain" else given.get("topk", method.topk),
+    )
+
+
+def locate(drafter: str | Path | None, method: str, model: object) -> Path:
+    """The folder of a draft checkpoint.
+
+    Args:
+        drafter: a folder, "zoo:METHOD", or None for the zoo's drafter of this method.
+        method: a method's name.
+        model: the target, as a name or loaded.
+
+    Raises:
+        CheckpointError: there is no such folder.
+    """
+    name = str(drafter) if drafter is not None else f"zoo:{method}"
+    if not name.startswith("zoo:"):
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"drafter '{name}' is no folder, expected a draft checkpoint",
+                hint="give the folder that holds config.json, or zoo:METHOD",
+            )
+        return folder
+    target = model if isinstance(model, str) else model.spec.name  # type: ignore[attr-defined]
+    wanted = methods.get(name.removeprefix("zoo:")).name
+    folder = zoo_folder() / f"{wanted}-{target}"
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"the zoo has no {wanted} drafter for '{target}', expected {folder.name}/ in the "
+            "checkout's zoo folder",
+            hint="give --drafter FOLDER, train one with `slipstream train`, or run from a "
+            "checkout (the zoo is not part of the installed package)",
+        )
+    return folder
+
+
+def zoo_folder() -> Path:
+    """Where the drafters that ship lie: `zoo/` in the checkout; it may not exist."""
+    return Path(__file__).resolve().parents[2] / "zoo"
+
+
+def _own(drafter: object) -> Method:
+    """A record for a user's own drafter: every tree and every rule is theirs to choose."""
+    name = str(getattr(drafter, "name", type(drafter).__name__))
+    return Method(
+        name=name,
+        title=name,
+        paper="",
+        drafter="",
+        trees=methods.TREES,
+        verifiers=tuple(methods.VERIFIERS),
+        note="a drafter of your own",
+    )
+
+
+def _with_network() -> list[str]:
+    return [method.name for method in methods.all() if method.needs_checkpoint]
+
+
+def _target(model: str | Target, **options: Any) -> Any:
+    if not isinstance(model, str | Path):
+        return model
+    from slipstream.target.hf import load_target
+
+    return load_target(str(model), **options)
+
+
+def _build(record: Method, shape: Shape, folder: Path | None, target: Target) -> Drafter:
+    drafter: Any = methods.resolve(record.drafter)
+    if folder is not None:
+        return drafter.from_checkpoint(
+            folder,
+            target,
+            tree=shape.tree,
+            budget=shape.budget,
+            depth=shape.depth,
+            topk=shape.topk,
+        )
+    return drafter(budget=shape.budget, depth=shape.depth) if shape.budget else drafter()
+
+
+def _with_lookup(drafter: Drafter, record: Method, shape: Shape) -> Drafter:
+    from slipstream.drafters.ngram import NgramDrafter
+    from slipstream.drafters.union import UnionDrafter
+
+    if record.name == "ngram":
+        return drafter
+    ngram = methods.get("ngram")
+    lookup = NgramDrafter(budget=ngram.budget, depth=ngram.depth)
+    return UnionDrafter(drafter, lookup, (shape.budget or 0) + ngram.budget)
+
+
+def _engine(
+    target: Target, drafter: Drafter, record: Method, shape: Shape, *, max_length: int | None
+) -> Engine:
+    from slipstream.engine.engine import Engine
+
+    return Engine(
+        target,
+        drafter,
+        methods.resolve(methods.VERIFIERS[shape.verifier]),  # type: ignore[arg-type]
+        method=record.name,
+        max_length=max_length,
+        max_nodes=max(ROOM, 2 * shape.budget),
+        settings={
+            "tree": shape.tree,
+            "verifier": shape.verifier,
+            "budget": shape.budget,
+            "depth": shape.depth,
+            "topk": shape.topk,
+        },
+    )

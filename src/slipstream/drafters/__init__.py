@@ -1,0 +1,1 @@
+"""How to propose: open, propose, observe, close."""

@@ -1,0 +1,1 @@
+"""The loop: requests in, tokens out, whatever the drafter and the target."""

@@ -1,0 +1,213 @@
+"""One request: its tokens, when it stops, and the result it leaves.
+
+Stopping rules look inside an accepted path: the first event in token order wins, whatever the
+step brought after it is dropped, and only emitted tokens are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slipstream.engine.meter import Tally
+from slipstream.engine.text import TextStream
+from slipstream.errors import SlipstreamError
+from slipstream.sampling import Sampler
+from slipstream.types import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished answer.
+
+    Args:
+        prompt_index: position of the prompt in the call.
+        prompt_ids: the prompt as the target saw it, chat template included.
+        token_ids: emitted tokens; the end-of-answer token, if one ended it, is the last.
+        text: their text without end-of-answer token, cut before the first stop string.
+        finish_reason: "stop", "length" or "error".
+        num_target_passes: after prefill.
+        tau: mean accepted length, bonus included, tokens/pass; 1 when no pass was needed.
+        seconds: prefill and this row's share of every step.
+        prefill_seconds: prompt to first token.
+        draft_seconds: drafting, this row's share.
+        target_seconds: target passes after prefill, this row's share.
+        other_seconds: everything else in the steps, this row's share.
+        reach: reach[i] = share of steps that accepted depth i + 1; tau == 1 + sum(reach).
+        alpha: alpha[i] = share of depth i + 1 accepted among steps that accepted depth i.
+        steps: every step, when a trace was asked for.
+        error: what went wrong when finish_reason is "error".
+    """
+
+    prompt_index: int
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    num_target_passes: int
+    tau: float
+    seconds: float
+    prefill_seconds: float
+    draft_seconds: float
+    target_seconds: float
+    other_seconds: float
+    reach: tuple[float, ...] = ()
+    alpha: tuple[float, ...] = ()
+    steps: tuple[Step, ...] = ()
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Emitted tokens."""
+        return len(self.token_ids)
+
+    @property
+    def mean_accepted(self) -> float:
+        """Drafted tokens accepted per pass, the target's own token not counted: tau - 1."""
+        return self.tau - 1.0
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds after prefill; they gave num_tokens - 1 tokens."""
+        return self.draft_seconds + self.target_seconds + self.other_seconds
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A row of the loop. Drafters see it as a `drafters.protocol.Row`.
+
+    Args:
+        key: identifies the row; never reused within an engine.
+        prompt_index: position of the prompt in the call.
+        tokens: the prompt; emitted tokens are appended.
+        sampler: the request's warp and keyed noise.
+        limit: tokens it may emit, at least 1.
+        stop_ids: ids that end the answer.
+        text: the answer's text, or None for a target without tokenizer.
+        checks_text: stop strings were given, so every token is decoded on its own.
+        trace: keep every step.
+        capacity: slots of its cache row.
+        widest: drafted nodes a tree may have.
+    """
+
+    key: int
+    prompt_index: int
+    tokens: list[int]
+    sampler: Sampler
+    limit: int
+    stop_ids: frozenset[int] = frozenset()
+    text: TextStream | None = None
+    checks_text: bool = False
+    trace: bool = False
+    capacity: int = 0
+    widest: int = 0
+    slot: int = -1
+    finish_reason: str | None = None
+    error: str | None = None
+    prefill_seconds: float = 0.0
+    tally: Tally = field(default_factory=Tally)
+    steps: list[Step] = field(default_factory=list)
+    num_prompt: int = field(init=False)
+    _num_taken: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt = self._num_taken = len(self.tokens)
+
+    @property
+    def is_finished(self) -> bool:
+        """True once a stopping rule, the limit or an error ended it."""
+        return self.finish_reason is not None
+
+    @property
+    def emitted(self) -> list[int]:
+        """Tokens after the prompt."""
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def max_depth(self) -> int:
+        """Deepest node worth drafting: the last token it may emit is the target's own."""
+        return max(0, self.limit - (len(self.tokens) - self.num_prompt) - 1)
+
+    @property
+    def max_nodes(self) -> int:
+        """Drafted nodes that fit its cache row now; len(tokens) slots hold history and root."""
+        return max(0, min(self.widest, self.capacity - len(self.tokens)))
+
+    def accept(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Append tokens until one of them ends the answer.
+
+        Args:
+            tokens: of an accepted path and the target's own, or the first token alone.
+
+        Returns:
+            The tokens that reached the output, at least one.
+        """
+        taken: list[int] = []
+        for token in tokens:
+            taken.append(token)
+            self.tokens.append(token)
+            if token in self.stop_ids:
+                self.finish_reason = "stop"
+            elif self._completes_stop_string(token):
+                self.finish_reason = "stop"
+            elif len(self.tokens) - self.num_prompt >= self.limit:
+                self.finish_reason = "length"
+            if self.is_finished:
+                break
+        self._write(taken)
+        return tuple(taken)
+
+    def fail(self, error: SlipstreamError) -> None:
+        """End it with an error; the tokens so far stay."""
+        self.finish_reason, self.error = "error", str(error)
+        if self.text is not None:
+            self.text.finish()
+
+    def record(self, step: Step) -> None:
+        """Count a step, and keep it when a trace was asked for."""
+        self.tally.add(step)
+        if self.trace:
+            self.steps.append(step)
+
+    def take(self) -> tuple[str, tuple[int, ...]]:
+        """Text and tokens that are new since the last call."""
+        fresh = tuple(self.tokens[self._num_taken :])
+        self._num_taken = len(self.tokens)
+        return ("" if self.text is None else self.text.take()), fresh
+
+    def result(self) -> Result:
+        """The answer so far."""
+        tally = self.tally
+        decode = tally.draft_seconds + tally.target_seconds + tally.other_seconds
+        return Result(
+            prompt_index=self.prompt_index,
+            prompt_ids=tuple(self.tokens[: self.num_prompt]),
+            token_ids=tuple(self.emitted),
+            text="" if self.text is None else self.text.text,
+            finish_reason=self.finish_reason or "length",
+            num_target_passes=tally.num_passes,
+            tau=tally.tau,
+            seconds=self.prefill_seconds + decode,
+            prefill_seconds=self.prefill_seconds,
+            draft_seconds=tally.draft_seconds,
+            target_seconds=tally.target_seconds,
+            other_seconds=tally.other_seconds,
+            reach=tally.reach,
+            alpha=tally.alpha,
+            steps=tuple(self.steps),
+            error=self.error,
+        )
+
+    def _completes_stop_string(self, token: int) -> bool:
+        if not self.checks_text or self.text is None:
+            return False
+        self.text.push((token,))
+        return self.text.is_stopped
+
+    def _write(self, taken: list[int]) -> None:
+        if self.text is None:
+            return
+        if not self.checks_text:
+            self.text.push([token for token in taken if token not in self.stop_ids])
+        if self.is_finished:
+            self.text.finish()

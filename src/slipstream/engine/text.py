@@ -1,0 +1,128 @@
+"""Text as it becomes certain: whole characters only, and never past a stop string.
+
+Tokens can end inside a character, so text is held back while the decoded window ends in U+FFFD;
+it can end inside a stop string, so the longest tail that may still become one is held back too.
+Each step decodes a short window, not the whole answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from slipstream.errors import SettingError
+
+REPLACEMENT = "\ufffd"
+MAX_HELD = 32  # tokens; a character spans at most 4 bytes, so more is not valid text
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that text needs."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some token ids."""
+
+
+class Detokenizer:
+    """Turns token ids into text piece by piece; the pieces join to the decoding of all ids.
+
+    The window keeps the tokens of the last complete piece as context, because some tokenizers
+    treat the first token of a text differently.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._window: list[int] = []  # tokens decoded together, from a character boundary
+        self._num_context = 0  # of them, tokens whose text is out
+        self._shown = ""  # text of the window that is out
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Text that became certain with these tokens, possibly empty."""
+        if not ids:
+            return ""
+        self._window += ids
+        text = self._decoder.decode(self._window)
+        certain = text.rstrip(REPLACEMENT)
+        is_complete = certain == text and text.startswith(self._shown)
+        if is_complete or len(self._window) - self._num_context > MAX_HELD:
+            return self._advance(text)
+        if not certain.startswith(self._shown):
+            return ""
+        piece = certain[len(self._shown) :]
+        self._shown = certain
+        return piece
+
+    def flush(self) -> str:
+        """Whatever is held back, as the tokenizer decodes it."""
+        return self._advance(self._decoder.decode(self._window)) if self._window else ""
+
+    def _advance(self, text: str) -> str:
+        piece = text[len(self._shown) :]
+        self._window = self._window[self._num_context :]
+        self._num_context = len(self._window)
+        self._shown = self._decoder.decode(self._window)
+        return piece
+
+
+class TextStream:
+    """The text of one answer, cut before the first stop string.
+
+    Args:
+        decoder: turns ids into text.
+        stop_strings: any of them ends the text; it is not part of the text.
+
+    Raises:
+        SettingError: a stop string is empty.
+    """
+
+    def __init__(self, decoder: Decoder, stop_strings: Sequence[str] = ()) -> None:
+        if "" in stop_strings:
+            raise SettingError("stop", "''", "non-empty strings", "leave it out to stop nowhere")
+        self._detokenizer = Detokenizer(decoder)
+        self._stops = tuple(stop_strings)
+        self._held = ""  # certain text that may still become a stop string
+        self._pieces: list[str] = []
+        self._num_taken = 0
+        self.is_stopped = False
+
+    def push(self, ids: Sequence[int]) -> None:
+        """Add emitted tokens. With stop strings, add them one at a time to learn which ended it."""
+        if not self.is_stopped:
+            self._release(self._detokenizer.push(ids))
+
+    def finish(self) -> None:
+        """No more tokens: release what is held back."""
+        if not self.is_stopped:
+            self._release(self._detokenizer.flush())
+        if not self.is_stopped:
+            self._pieces.append(self._held)
+        self._held = ""
+
+    def take(self) -> str:
+        """Text released since the last call."""
+        fresh = "".join(self._pieces[self._num_taken :])
+        self._num_taken = len(self._pieces)
+        return fresh
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        return "".join(self._pieces)
+
+    def _release(self, piece: str) -> None:
+        text = self._held + piece
+        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self.is_stopped = True
+            self._pieces.append(text[: min(found)])
+            self._held = ""
+            return
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        self._pieces.append(text[: len(text) - keep])
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest tail of `text` that `stop` begins with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,139 @@
+"""The catalogue: one record per method. Strings only, so that looking at it imports nothing.
+
+A record names what a method is made of (`drafter`, `model`, `objective` are "module:Name"), what
+it can be combined with, and its defaults. The defaults live here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+
+from slipstream.errors import UnknownNameError
+
+TREES = ("chain", "static", "dynamic")
+VERIFIERS = {
+    "walk": "slipstream.verify.walk:walk",
+    "token": "slipstream.verify.chain:chain",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What a method is, what fits it, and how it runs unless told otherwise.
+
+    Args:
+        name: as typed.
+        title: as printed.
+        paper: short name and arXiv id; empty when there is none.
+        drafter: "module:Class" that proposes.
+        model: "module:Class" of the draft network, or None.
+        trees: kinds it can draft.
+        verifiers: rules that fit how it drafts.
+        objective: "module:Class" it is trained with, or None.
+        formats: checkpoint dialects it can be read from.
+        note: one line for tables.
+        tree: default kind.
+        verifier: default rule.
+        budget: default drafted nodes, root not counted; 0 for a method that drafts nothing.
+        depth: default depth of the deepest drafted node.
+        topk: default children scored per node, which is also the beam.
+    """
+
+    name: str
+    title: str
+    paper: str
+    drafter: str
+    model: str | None = None
+    trees: tuple[str, ...] = ("chain",)
+    verifiers: tuple[str, ...] = ("walk",)
+    objective: str | None = None
+    formats: tuple[str, ...] = ()
+    note: str = ""
+    tree: str = "chain"
+    verifier: str = "walk"
+    budget: int = 0
+    depth: int = 0
+    topk: int = 1
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """True when its drafter holds a network."""
+        return self.model is not None
+
+    @property
+    def is_trainable(self) -> bool:
+        """True when we have an objective for it."""
+        return self.objective is not None
+
+    @property
+    def lossless(self) -> tuple[str, ...]:
+        """Its verifiers that keep the target's law: every one that ships."""
+        return tuple(rule for rule in self.verifiers if rule in VERIFIERS)
+
+
+_METHODS = (
+    Method(
+        name="none",
+        title="Plain decoding",
+        paper="",
+        drafter="slipstream.drafters.none:NoDrafter",
+        note="drafts nothing: the baseline, through the same loop",
+    ),
+    Method(
+        name="ngram",
+        title="Prompt lookup",
+        paper="Prompt lookup decoding, as in Spec-Bench, arXiv:2401.07851",
+        drafter="slipstream.drafters.ngram:NgramDrafter",
+        note="copies what followed the last few tokens before; no network",
+        budget=8,
+        depth=8,
+    ),
+    Method(
+        name="eagle3",
+        title="EAGLE-3",
+        paper="EAGLE-3, arXiv:2503.01840",
+        drafter="slipstream.drafters.eagle:EagleDrafter",
+        model="slipstream.models.eagle3:Eagle3",
+        trees=("dynamic", "static", "chain"),
+        objective="slipstream.train.objectives.ttt:TrainingTimeTest",
+        formats=("slipstream", "eagle", "specforge"),
+        note="features from three taps, reduced vocabulary",
+        tree="dynamic",
+        budget=8,
+        depth=4,
+        topk=4,
+    ),
+)
+
+
+def all() -> tuple[Method, ...]:
+    """Every method, in the order of the catalogue."""
+    return _METHODS
+
+
+def get(name: str) -> Method:
+    """The record of a method.
+
+    Raises:
+        UnknownNameError: there is none; neighbours are suggested.
+
+    Example:
+        >>> get("eagle3").title
+        'EAGLE-3'
+    """
+    for method in _METHODS:
+        if method.name == name:
+            return method
+    raise UnknownNameError("method", name, [method.name for method in _METHODS])
+
+
+def resolve(reference: str) -> object:
+    """Import what "module:Name" points to.
+
+    Example:
+        >>> resolve("slipstream.drafters.none:NoDrafter").name
+        'none'
+    """
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
