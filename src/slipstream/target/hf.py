@@ -2,75 +2,265 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
-from slipstream.errors import CheckpointError, SettingError, UnknownNameError
+from slipstream.cache import SlotCache
+from slipstream.errors import (
+    CheckpointError,
+    NumericError,
+    SettingError,
+    SlipstreamError,
+    UnknownNameError,
+    UnsupportedTargetError,
+)
 from slipstream.target import embedded
+from slipstream.target.attention import attend, fold_mask
+from slipstream.target.facts import cache_shape, logit_rule, spec_of
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
-from slipstream.target.protocol import TargetSpec
-from slipstream.target.support import check_supported, text_config
+from slipstream.target.packed import PackedLinear, can_pack, pack_linears
+from slipstream.target.support import check_supported, layer_kinds, text_config
 from slipstream.target.tokens import TargetTokenizer
-from slipstream.types import TargetOutput
+from slipstream.trees.mask import Layout
+from slipstream.types import DraftTree, TargetOutput
+
+_ATTENTION = "slipstream"
+_PROVEN = ("llama", "mistral", "qwen2", "qwen3")  # held by the tests; others are probed
+
+AttentionInterface.register(_ATTENTION, attend)
 
 
 class HFTarget:
-    def __init__(self, model: Any, tokenizer: Any = None, *, name: str = "") -> None:
+    """A stock causal model that scores batches of trees over a `SlotCache`.
+
+    Args:
+        model: a transformers causal model; it is taken over (frozen, its attention function
+            set, its linear layers packed).
+        tokenizer: its tokenizer, or None.
+        name: how the user named it.
+        packed: lay weights out for narrow passes; None does so where the CPU can.
+
+    Raises:
+        UnsupportedTargetError: the model cannot be a target, with the reason.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any = None, *, name: str = "", packed: bool | None = None
+    ) -> None:
+        check_supported(model.config)
+        if model.get_output_embeddings() is None:
+            raise UnsupportedTargetError(f"{type(model).__name__} has no language-model head")
         self.model = model.eval().requires_grad_(False)
-        self.base = model.get_decoder()
-        self.spec = _spec(model, tokenizer, name)
+        self.spec = spec_of(model, tokenizer, name)
         self.tokenizer = (
             TargetTokenizer(tokenizer, self.spec.eos_ids) if tokenizer is not None else None
         )
+        self._base = model.get_decoder()
+        self._shape = cache_shape(model.config)
+        self._rule = logit_rule(model.config)
+        self._kinds = tuple(dict.fromkeys(layer_kinds(model.config)))
+        self._window = getattr(text_config(model.config), "sliding_window", None)
+        self._embedding = model.get_input_embeddings().weight.detach()
+        self._head = model.get_output_embeddings().weight.detach()
+        self._cache_name = _cache_argument(self._base)
+        self._captured: dict[int, Tensor] = {}
+        self._hooks: list[Any] = []
+        self._hooked: tuple[int, ...] = ()
+        plain_attention = model.config._attn_implementation
+        model.set_attn_implementation(_ATTENTION)
+        if model.config.model_type not in _PROVEN:
+            self._probe(plain_attention)
+        can = can_pack(self.spec.dtype, self.spec.device)
+        if can if packed is None else packed and can:
+            pack_linears(self._base)
+            head = model.get_output_embeddings()
+            self._project: Any = PackedLinear(self._head, getattr(head, "bias", None))
+        else:
+            self._project = model.get_output_embeddings()
 
     def embedding(self) -> Tensor:
-        return self.model.get_input_embeddings().weight.detach()
+        """[V', D] the input embedding's weight."""
+        return self._embedding
 
     def head(self) -> Tensor:
-        return self.model.get_output_embeddings().weight.detach()
+        """[V', D] the head's weight; the embedding's when tied."""
+        return self._head
+
+    def new_cache(self, num_rows: int, max_length: int) -> SlotCache:
+        """An empty cache for rows of up to `max_length` slots, tree nodes included."""
+        shape = self._shape
+        return SlotCache(
+            shape.num_layers,
+            num_rows,
+            shape.num_heads,
+            shape.head_size,
+            max_length,
+            self.spec.dtype,
+            self.spec.device,
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        trees: Sequence[DraftTree],
+        cache: SlotCache,
+        slots: Sequence[int],
+        *,
+        taps: tuple[int, ...] = (),
+        last_only: bool = False,
+    ) -> TargetOutput:
+        """Score every node of one tree per cache row in one pass; see `Target.forward`.
+
+        Raises:
+            CacheFullError: a row has no room for its tree.
+            NumericError: a logit is NaN; `rows` on the error names the trees it happened to.
+            SettingError: a tap is outside 0..L.
+        """
+        used = cache.begin(slots, [len(tree) for tree in trees])
+        layout = Layout.of(trees, [cache.lengths[slot] for slot in slots])
+        features, last_hidden = self._run(
+            layout.tokens, layout.positions, self._masks(layout, used), cache, taps
+        )
+        hidden = last_hidden
+        if last_only:
+            last = torch.tensor([len(tree) - 1 for tree in trees], device=hidden.device)
+            hidden = hidden[torch.arange(len(trees), device=hidden.device), last][:, None]
+        logits = self._rule(self._project(hidden)[..., : self.spec.vocab_size])
+        _check_finite(last_hidden, logits)
+        return TargetOutput(logits, features, last_hidden)
 
     @torch.no_grad()
     def extract(
-        self, tokens: Tensor, taps: Sequence[int], lengths: Sequence[int] | Tensor | None = None
+        self,
+        tokens: Tensor,
+        taps: Sequence[int],
+        lengths: Sequence[int] | Tensor | None = None,  # noqa: ARG002
     ) -> TargetOutput:
-        """One causal pass without a cache: features and last hidden states, no logits.
+        """One causal pass without a cache, for training data.
 
         Args:
-            tokens: [B, T] int64, padded on the right.
+            tokens: [B, T] int64, padded on the right with any ids.
             taps: indices into the hidden states.
-            lengths: real tokens of each row; what lies behind them is arbitrary.
+            lengths: real tokens of each row. Causality keeps padding on the right from being
+                seen, so what is returned before a row's length does not depend on it.
+
+        Returns:
+            Features [B, T, K*D] and last hidden [B, T, D], arbitrary past a row's length;
+            logits are not computed: [B, 0, V].
         """
         tokens = tokens.to(self.spec.device)
-        captured: dict[int, Tensor] = {}
-        hooks = self._hook(taps, captured)
+        batch, width = tokens.shape
+        row = Layout.of([DraftTree.chain([0] * width)], [0])  # one mask serves every row
+        features, last_hidden = self._run(
+            tokens, row.positions.expand(batch, width), self._masks(row, width), None, tuple(taps)
+        )
+        logits = last_hidden.new_empty(batch, 0, self.spec.vocab_size)
+        return TargetOutput(logits, features, last_hidden)
+
+    def _run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Any,
+        cache: SlotCache | None,
+        taps: tuple[int, ...],
+    ) -> tuple[Tensor | None, Tensor]:
+        """The stock decoder: features at the taps (or None) and the last hidden state."""
+        self._hook(taps)
+        device = self.spec.device
+        last_hidden = self._base(
+            input_ids=tokens.to(device),
+            position_ids=positions.to(device),
+            attention_mask=masks,
+            use_cache=cache is not None,
+            **{self._cache_name: cache},
+        ).last_hidden_state
+        if not taps:
+            return None, last_hidden
+        self._captured[self.spec.num_layers] = last_hidden
+        features = torch.cat([self._captured[tap] for tap in taps], dim=-1)
+        self._captured.clear()
+        return features, last_hidden
+
+    def _hook(self, taps: tuple[int, ...]) -> None:
+        """Keep the inputs of the tapped layers during passes; tap L is the decoder's output."""
+        wanted = tuple(sorted(set(taps)))
+        if wanted == self._hooked:
+            return
+        for tap in wanted:
+            if not 0 <= tap <= self.spec.num_layers:
+                raise SettingError("tap", tap, f"0..{self.spec.num_layers}")
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        for tap in wanted:
+            if tap < self.spec.num_layers:
+
+                def keep(_layer: Any, args: Any, kwargs: Any, tap: int = tap) -> None:
+                    self._captured[tap] = args[0] if args else kwargs["hidden_states"]
+
+                layer = self._base.layers[tap]
+                self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
+        self._hooked = wanted
+
+    def _masks(self, layout: Layout, used: int) -> Any:
+        """What the model takes as attention mask: one, or one per kind of layer."""
+        masks = {}
+        for kind in self._kinds:
+            window = self._window if kind == "sliding_attention" else None
+            if layout.is_plain(window):
+                masks[kind] = None
+            else:
+                mask = layout.mask(used, self.spec.dtype, window).to(self.spec.device)
+                masks[kind] = fold_mask(mask, self._shape.groups)
+        return masks if len(masks) > 1 else masks[self._kinds[0]]
+
+    @torch.no_grad()
+    def _probe(self, plain_attention: str) -> None:
+        """Compare with the model's own pass, for architectures the tests do not hold.
+
+        Raises:
+            UnsupportedTargetError: logits differ, or the model cannot be driven this way.
+        """
+        vocab_size = self.spec.vocab_size
+        tokens = [(7 * i + 3) % vocab_size for i in range(12)]
+        self._project = self.model.get_output_embeddings()
         try:
-            last = self.base(input_ids=tokens, use_cache=False).last_hidden_state
-        finally:
-            for hook in hooks:
-                hook.remove()
-        captured[self.spec.num_layers] = last
-        features = torch.cat([captured[tap] for tap in taps], dim=-1) if taps else None
-        logits = last.new_empty(tokens.shape[0], 0, self.spec.vocab_size)
-        return TargetOutput(logits, features, last)
-
-    def _hook(self, taps: Sequence[int], captured: dict[int, Tensor]) -> list[Any]:
-        hooks = []
-        layers = self.base.layers
-        for tap in taps:
-            if not 0 <= tap <= len(layers):
-                raise SettingError("tap", tap, f"0..{len(layers)}")
-            if tap < len(layers):
-
-                def keep(_module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
-                    captured[tap] = args[0] if args else kwargs["hidden_states"]
-
-                hooks.append(layers[tap].register_forward_pre_hook(keep, with_kwargs=True))
-        return hooks
+            cache = self.new_cache(1, len(tokens))
+            self.forward([DraftTree.chain(tokens[:5])], cache, [0], last_only=True)
+            cache.commit(0, range(5))
+            found = self.forward([DraftTree.chain(tokens[5:])], cache, [0]).logits
+        except SlipstreamError as error:
+            raise UnsupportedTargetError(
+                f"{type(self.model).__name__} cannot be driven over a slot cache: {error}"
+            ) from error
+        except (AttributeError, KeyError, IndexError, TypeError, RuntimeError) as error:
+            raise UnsupportedTargetError(
+                f"{type(self.model).__name__} does not take our cache and mask: {error!r}"
+            ) from error
+        self.model.set_attn_implementation(
+            "eager" if plain_attention == _ATTENTION else plain_attention
+        )
+        ids = torch.tensor([tokens], device=self.spec.device)
+        expected = self.model(ids, use_cache=False).logits[:, 5:, :vocab_size].float()
+        self.model.set_attn_implementation(_ATTENTION)
+        tolerance = 1e-3 if self.spec.dtype in (torch.float32, torch.float64) else 0.1
+        difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        if not difference <= tolerance:
+            raise UnsupportedTargetError(
+                f"{type(self.model).__name__} over a slot cache differs from its own pass by "
+                f"{difference:.1e} of its largest logit"
+            )
 
 
 def load_target(
@@ -79,44 +269,62 @@ def load_target(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     threads: int | None = None,
+    packed: bool | None = None,
 ) -> HFTarget:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    """Load a target with its tokenizer.
 
+    Args:
+        name: an embedded name, a folder, a `.gguf` file, or a Hugging Face id.
+        dtype: `auto` is bfloat16 where the hardware has it, else float32.
+        device: `auto` is the first CUDA device, or the CPU.
+        threads: CPU threads; None takes OMP_NUM_THREADS or the physical cores.
+        packed: see `HFTarget`.
+
+    Raises:
+        UnknownNameError: no such embedded model, or dtype.
+        CheckpointError: the folder is missing, damaged, or does not agree with itself.
+        UnsupportedTargetError: the model cannot be a target, with the reason.
+        SettingError: the device is not there, or threads is below 1.
+    """
     place = pick_device(device)
     number_type = pick_dtype(dtype, place)
     if place.type == "cpu":
         use_threads(threads)
     source = _source(name)
-    config = AutoConfig.from_pretrained(source)
-    check_supported(config)
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=number_type)
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    return HFTarget(model.to(place), tokenizer, name=name)
-
-
-def _source(name: str) -> str:
-    """A folder or hub id that from_pretrained reads."""
-    if name in embedded.CATALOGUE:
-        return str(embedded.dequantised(embedded.locate(name), name, write_dequantised))
-    if Path(name).is_dir():
-        return name
-    if name.endswith(".gguf"):
-        if not Path(name).is_file():
-            raise CheckpointError(f"model file {name} does not exist")
-        return str(embedded.dequantised(Path(name), Path(name).stem, write_dequantised))
-    if name.count("/") != 1:
-        raise UnknownNameError("model", name, embedded.CATALOGUE)
-    return name
+    transformers_logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(source)
+        check_supported(config)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, config=config, dtype=number_type, output_loading_info=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        if isinstance(error, SlipstreamError):
+            raise
+        raise _unreadable(name, error) from error
+    _check_complete(name, report, text_config(config).num_hidden_layers)
+    return HFTarget(model.to(place), tokenizer, name=name, packed=packed)
 
 
 def write_dequantised(gguf: Path, folder: Path) -> None:
-    """Read a GGUF file and write an ordinary float32 model folder."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """Read a GGUF file and write an ordinary float32 model folder.
 
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-    )
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    try:
+        config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        check_supported(config)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
+        if isinstance(error, SlipstreamError):
+            raise
+        raise _unreadable(str(gguf), error) from error
+    # A model read from GGUF calls itself quantised and refuses to be saved, though it is not.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.hf_quantizer = None
@@ -128,32 +336,73 @@ def write_dequantised(gguf: Path, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(saved, indent=2) + "\n")
 
 
-def _spec(model: Any, tokenizer: Any, name: str) -> TargetSpec:
-    config = text_config(model.config)
-    head = model.get_output_embeddings().weight
-    vocab_size = head.shape[0]
-    if tokenizer is not None:
-        known = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
-        vocab_size = min(vocab_size, known)
-    return TargetSpec(
-        name=name or model.config.model_type,
-        vocab_size=vocab_size,
-        hidden_size=config.hidden_size,
-        num_layers=config.num_hidden_layers,
-        max_length=config.max_position_embeddings,
-        eos_ids=_eos_ids(model, tokenizer, vocab_size),
-        dtype=head.dtype,
-        device=head.device,
-        architecture=type(model).__name__,
+def _source(name: str) -> str:
+    """A folder or hub id that transformers reads."""
+    if name in embedded.CATALOGUE:
+        return str(embedded.dequantised(embedded.locate(name), name, write_dequantised))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"model folder {name} has no config.json")
+        return str(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise CheckpointError(f"model file {name} does not exist")
+        return str(embedded.dequantised(path, path.stem, write_dequantised))
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+        return name  # a Hugging Face id
+    if "/" in name or path.exists():
+        raise CheckpointError(f"model folder {name} does not exist")
+    raise UnknownNameError("model", name, embedded.CATALOGUE)
+
+
+def _unreadable(name: str, error: Exception) -> SlipstreamError:
+    """The error a user sees for what transformers raised while loading."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "Unrecognized configuration class" in reason:
+        return UnsupportedTargetError(f"{name} is not a causal language model")
+    hint = "take the folder or file from its source again"
+    if not Path(name).expanduser().exists() and name not in embedded.CATALOGUE:
+        hint = "give a folder, a .gguf file, or one of: " + ", ".join(embedded.CATALOGUE)
+    return CheckpointError(f"cannot read model {name}: {reason[:300]}", hint=hint)
+
+
+def _check_complete(name: str, report: dict[str, Any], num_layers: int) -> None:
+    """Refuse weights that lack tensors, or hold layers the config does not count."""
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        raise CheckpointError(
+            f"model {name} lacks {len(missing)} tensors its config asks for, first {missing[0]}",
+            hint="config.json and the weights must come from the same model",
+        )
+    wrong = sorted(str(key) for key in report.get("mismatched_keys", ()))
+    if wrong:
+        raise CheckpointError(f"model {name} has tensors of another shape: {wrong[0]}")
+    for key in sorted(report.get("unexpected_keys", ())):
+        layer = re.search(r"\.layers\.(\d+)\.", key)
+        if layer and int(layer[1]) >= num_layers:
+            raise CheckpointError(
+                f"model {name} holds {key}, but its config counts {num_layers} layers",
+                hint="config.json and the weights must come from the same model",
+            )
+
+
+def _check_finite(last_hidden: Tensor, logits: Tensor) -> None:
+    """Raise for rows with NaN, from sums: a NaN anywhere survives into them."""
+    sums = last_hidden.sum(dim=(1, 2), dtype=torch.float32)
+    sums = sums + logits[:, 0].sum(dim=-1, dtype=torch.float32)
+    if not bool(torch.isnan(sums.sum())):
+        return
+    rows = tuple(int(row) for row in torch.isnan(sums).nonzero()[:, 0])
+    error = NumericError(
+        f"the target returned NaN for {len(rows)} of {len(sums)} rows of the batch",
+        hint="try --dtype float32; if that helps, the model overflows in this number type",
     )
+    error.rows = rows  # type: ignore[attr-defined]
+    raise error
 
 
-def _eos_ids(model: Any, tokenizer: Any, vocab_size: int) -> tuple[int, ...]:
-    """Ids that end an answer: generation settings (else the config's) and the tokenizer's."""
-    found = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    if found is None:
-        found = getattr(text_config(model.config), "eos_token_id", None)
-    ids = set(found) if isinstance(found, list | tuple) else {found}
-    if tokenizer is not None:
-        ids.add(tokenizer.eos_token_id)
-    return tuple(sorted(int(i) for i in ids if i is not None and 0 <= i < vocab_size))
+def _cache_argument(base: Any) -> str:
+    """The name transformers gives the cache: `cache` in newer versions."""
+    names = inspect.signature(type(base).forward).parameters
+    return "cache" if "cache" in names else "past_key_values"

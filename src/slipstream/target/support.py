@@ -77,6 +77,12 @@ def check_supported(config: Any) -> None:
         raise UnsupportedTargetError(
             f"{_name(config)} uses chunked attention, which has no rule for tree nodes"
         )
+    rope = getattr(text_config(config), "rope_parameters", None) or {}
+    if "dynamic" in (rope.get("rope_type"), rope.get("type")):
+        raise UnsupportedTargetError(
+            f"{_name(config)} uses dynamic RoPE, whose angles change with the longest position "
+            "in a pass, so that drafted nodes would move the others"
+        )
     layer_kinds(config)
 
 
