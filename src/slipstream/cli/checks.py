@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 from slipstream.errors import (
-    CheckpointError,
     OutputError,
     SettingError,
     UnknownNameError,
@@ -40,17 +39,6 @@ def check_model(model: str) -> None:
         raise UnsupportedTargetError(
             "model is empty, expected a name, an id or a path",
             hint=f"use --model {DEFAULT_MODEL}",
-        )
-
-
-def check_folder(kind: str, path: str) -> None:
-    """Raises CheckpointError unless the path is a folder."""
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        found = "is a file" if folder.exists() else "does not exist"
-        raise CheckpointError(
-            f"{kind} {path} {found}, expected a checkpoint folder (config.json, model.safetensors)",
-            hint="see `slipstream zoo` for the drafters that ship",
         )
 
 

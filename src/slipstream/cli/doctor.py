@@ -69,8 +69,9 @@ def _cpu() -> Check:
             if line.startswith("model name"):
                 name = line.partition(":")[2].strip()
                 break
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Check("cpu", True, f"{name}, {usable} usable logical cores")
+    from slipstream.target.hardware import physical_cores
+
+    return Check("cpu", True, f"{name}, {physical_cores()} physical cores usable")
 
 
 def _threads() -> Check:
@@ -93,6 +94,8 @@ def _dtypes() -> Check:
     """Which number types compute here, and which of them the hardware has."""
     import torch
 
+    from slipstream.target.hardware import has_bfloat16
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     working = []
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -105,7 +108,7 @@ def _dtypes() -> Check:
     detail = ", ".join(working)
     if device == "cpu":
         capability = torch.backends.cpu.get_cpu_capability()
-        has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        has_bf16 = has_bfloat16(torch.device("cpu"))
         detail += f"; {capability}, bfloat16 {'in hardware' if has_bf16 else 'emulated'}"
     return Check("dtypes", "float32" in working, detail)
 
@@ -142,7 +145,8 @@ def _cache() -> Check:
 
 
 def _zoo() -> Check:
-    from slipstream.cli.zoo import read_zoo, zoo_folder
+    from slipstream.assemble import zoo_folder
+    from slipstream.cli.zoo import read_zoo
 
     names = [entry["name"] for entry in read_zoo(zoo_folder())]
     return Check("zoo", True, ", ".join(names) or "no drafters (they are part of a checkout)")

@@ -8,9 +8,6 @@ from slipstream import methods as catalogue
 from slipstream.cli import options as o
 from slipstream.cli.output import json_output
 
-# Every rule we ship keeps the target's law, proven by enumeration, but for the one that says so.
-LOSSY_VERIFIERS = frozenset({"typical"})
-
 
 def methods(json: o.JsonOption = False) -> None:
     """List the methods: paper, drafter, trees, verifiers, training."""
@@ -34,8 +31,8 @@ def entry(method: Any) -> dict[str, Any]:
         "verifiers": list(method.verifiers),
         "objective": method.objective,
         "formats": list(method.formats),
-        "trainable": bool(method.objective),
-        "lossless": [name for name in method.verifiers if name not in LOSSY_VERIFIERS],
+        "trainable": method.is_trainable,
+        "lossless": list(method.lossless),
         "note": method.note,
     }
 
@@ -45,13 +42,12 @@ def _table(entries: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("method", "title", "paper", "trees", "verifiers", "trained", "note"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("method", "paper", "trees", "verifiers", "trained", "note"):
+        table.add_column(heading, overflow="fold", ratio=3 if heading in ("paper", "note") else None)
     for row in entries:
         table.add_row(
             row["name"],
-            row["title"],
-            row["paper"] or "",
+            row["paper"] or "-",
             ", ".join(row["trees"]),
             ", ".join(row["verifiers"]),
             "yes" if row["trainable"] else "no",

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slipstream import methods
+from slipstream import assemble, methods
 from slipstream.cli.checks import (
     DEFAULT_MODEL,
     check_at_least_one,
-    check_folder,
     check_model,
     check_name,
 )
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
 
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
-TREES = ("chain", "dynamic", "static")
-VERIFIERS = ("token", "walk")
 
 ModelOption = Annotated[
     str,
@@ -48,10 +45,11 @@ MethodOption = Annotated[
     str, typer.Option("--method", metavar="NAME", help="A name from `slipstream methods`.")
 ]
 TreeOption = Annotated[
-    str | None, typer.Option("--tree", metavar="SHAPE", help=f"One of {', '.join(TREES)}.")
+    str | None, typer.Option("--tree", metavar="SHAPE", help=f"One of {', '.join(methods.TREES)}.")
 ]
 VerifierOption = Annotated[
-    str | None, typer.Option("--verifier", metavar="RULE", help=f"One of {', '.join(VERIFIERS)}.")
+    str | None,
+    typer.Option("--verifier", metavar="RULE", help=f"One of {', '.join(methods.VERIFIERS)}."),
 ]
 BudgetOption = Annotated[
     int | None, typer.Option("--budget", help="Drafted nodes per step, root not counted.")
@@ -91,6 +89,9 @@ PromptsOption = Annotated[
         help="JSONL rows with turns, messages, conversations or prompt.",
     ),
 ]
+NumRowsOption = Annotated[
+    int, typer.Option("--num-rows", help="Prompts decoded together, as one rolling batch.")
+]
 LimitOption = Annotated[int | None, typer.Option("--limit", help="Read this many prompts only.")]
 AllTurnsOption = Annotated[
     bool, typer.Option("--all-turns", help="Every user turn in order, not the first alone.")
@@ -106,9 +107,9 @@ class Setup:
 
     Raises:
         UnknownNameError: method, tree, verifier or dtype is in no catalogue.
-        SettingError: budget, depth, topk or threads is below 1.
+        SettingError: a number is below 1, or the method cannot draft or judge so.
         UnsupportedTargetError: the model is a path that does not exist.
-        CheckpointError: the drafter is a path that does not exist.
+        CheckpointError: there is no such drafter.
     """
 
     model: str = DEFAULT_MODEL
@@ -125,21 +126,21 @@ class Setup:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        methods.get(self.method)
+        record = methods.get(self.method)
         check_name("dtype", self.dtype, DTYPES)
-        for kind, value, known in (
-            ("tree", self.tree, TREES),
-            ("verifier", self.verifier, VERIFIERS),
-        ):
-            if value is not None:
-                check_name(kind, value, known)
-        for name in ("budget", "depth", "topk", "threads"):
-            check_at_least_one(name, getattr(self, name))
+        check_at_least_one("threads", self.threads)
+        wishes = ("tree", "verifier", "budget", "depth", "topk")
+        assemble.decide(record, **{name: getattr(self, name) for name in wishes})
         check_model(self.model)
-        if self.drafter is not None and not self.drafter.startswith("zoo:"):
-            check_folder("drafter", self.drafter)
+        if record.needs_checkpoint:
+            assemble.locate(self.drafter, record.name, self.model)
         elif self.drafter is not None:
-            methods.get(self.drafter.removeprefix("zoo:"))
+            raise SettingError(
+                "drafter",
+                self.drafter,
+                f"nothing: {record.name} has no draft network",
+                "leave --drafter out",
+            )
 
     def load(self, *, model: object = None, **changes: object) -> Engine:
         """Load target and drafter.

@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a whole file or nothing: a temporary neighbour, then a rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def json_output(is_wanted: bool) -> Iterator[JsonWriter]:
     """Within it everything printed goes to standard error; the writer alone reaches stdout."""

@@ -6,6 +6,7 @@ import json as json_lib
 from pathlib import Path
 from typing import Any
 
+from slipstream.assemble import zoo_folder
 from slipstream.cli import options as o
 from slipstream.cli.output import json_output
 
@@ -18,11 +19,6 @@ def zoo(json: o.JsonOption = False) -> None:
             writer.write(entries)
         else:
             _table(entries)
-
-
-def zoo_folder() -> Path:
-    """`zoo/` beside the checkout's `src/`; a wheel does not carry it."""
-    return Path(__file__).resolve().parents[3] / "zoo"
 
 
 def read_zoo(folder: Path) -> list[dict[str, Any]]:
