@@ -1,0 +1,386 @@
+"""`slipstream data`: regenerate answers, extract features, inspect what a mask covers."""
+
+from __future__ import annotations
+
+import json as json_lib
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import options as o
+from slipstream.cli.checks import (
+    DEFAULT_MODEL,
+    check_at_least_one,
+    check_model,
+    check_name,
+    check_output_folder,
+)
+from slipstream.cli.output import console, json_output, quiet_libraries
+from slipstream.cli.progress import progress_bar
+from slipstream.errors import DataError, OutputError, SettingError
+
+if TYPE_CHECKING:
+    from slipstream.data.coverage import Coverage
+    from slipstream.data.likelihood import Likelihood
+    from slipstream.data.regenerate import Progress, Regenerated
+    from slipstream.target.hf import HFTarget
+
+app = typer.Typer(
+    help="Regenerate answers, extract features, inspect what a mask covers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+)
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="JSONL rows, any dialect.")]
+DataOption = Annotated[
+    Path, typer.Option("--data", metavar="FILE", help="JSONL rows with answers.")
+]
+OutputOption = Annotated[Path, typer.Option("--output", metavar="PATH", help="What to write.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on in an existing output.")]
+MaxLengthOption = Annotated[
+    int, typer.Option("--max-length", help="Tokens kept of a row; longer rows lose their end.")
+]
+LastTurnOption = Annotated[
+    bool, typer.Option("--last-turn-only", help="Learn from the last answer of a row only.")
+]
+
+
+@app.command()
+def regenerate(
+    prompts: Annotated[
+        Path, typer.Option("--prompts", metavar="FILE", help="JSONL rows; answers are ignored.")
+    ],
+    output: OutputOption,
+    model: o.ModelOption = DEFAULT_MODEL,
+    method: o.MethodOption = "none",
+    drafter: o.DrafterOption = None,
+    max_new_tokens: o.MaxNewTokensOption = 384,
+    num_rows: o.NumRowsOption = 8,
+    temperature: o.TemperatureOption = 0.0,
+    top_p: o.TopPOption = 1.0,
+    top_k: o.TopKOption = 0,
+    seed: o.SeedOption = 0,
+    limit: o.LimitOption = None,
+    keep_history: Annotated[
+        bool,
+        typer.Option(
+            "--keep-history", help="Answer the last user turn only, after the row's own dialogue."
+        ),
+    ] = False,
+    resume: ResumeOption = False,
+    dtype: o.DtypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    threads: o.ThreadsOption = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Let the target answer prompts: the text a drafter should learn from.
+
+    Every finished answer is in the file at once; an interrupted run goes on with --resume.
+    """
+    setup = o.Setup(model, method, drafter, dtype=dtype, device=device, threads=threads)
+    decoding = o.Decoding(max_new_tokens, temperature, top_k, top_p, seed)
+    check_at_least_one("num-rows", num_rows)
+    check_at_least_one("limit", limit)
+    _check_answers_file(output, resume=resume)
+    from slipstream.data.conversations import read_rows
+    from slipstream.data.regenerate import regenerate as run
+    from slipstream.types import Sampling
+
+    rows = list(read_rows(prompts, limit=limit))
+    with json_output(json) as writer, progress_bar("answering") as update:
+        engine = setup.load()
+        try:
+            report = run(
+                engine,
+                rows,
+                output,
+                max_new_tokens=decoding.max_new_tokens,
+                num_rows=num_rows,
+                sampling=Sampling(temperature, top_k, top_p, seed),
+                resume=resume,
+                keep_history=keep_history,
+                on_progress=_bar(update),
+            )
+        except KeyboardInterrupt:
+            console().print(f"{output} keeps what was answered; go on with --resume")
+            raise
+        if json:
+            writer.write(_summary(report) | engine.describe() | {"counts": dict(report.counts)})
+    if not json:
+        _tell(report)
+
+
+@app.command()
+def extract(
+    data: DataOption,
+    output: OutputOption,
+    model: o.ModelOption = DEFAULT_MODEL,
+    method: o.MethodOption = "eagle3",
+    max_length: MaxLengthOption = 1024,
+    max_prompt: Annotated[
+        int | None, typer.Option("--max-prompt", help="Skip rows with longer prompts, tokens.")
+    ] = None,
+    loops: Annotated[
+        str, typer.Option("--loops", help="Repetition loops at an answer's end: keep, cut, drop.")
+    ] = "cut",
+    skip: Annotated[int, typer.Option("--skip", help="Leave out this many rows first.")] = 0,
+    limit: o.LimitOption = None,
+    resume: ResumeOption = False,
+    dtype: o.DtypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    threads: o.ThreadsOption = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Write the target's features of a data file to disk; the size is estimated first."""
+    check_name("dtype", dtype, o.DTYPES)
+    check_name("loops", loops, ("cut", "drop", "keep"))
+    for name, value in (("limit", limit), ("max-prompt", max_prompt), ("threads", threads)):
+        check_at_least_one(name, value)
+    if skip < 0:
+        raise SettingError("skip", skip, "0 or more")
+    if max_length < 2:
+        raise SettingError("max-length", max_length, "2 or more")
+    check_model(model)
+    _check_file(data)
+    check_output_folder(output, resume=resume)
+    taps_of = _taps(method)
+    from slipstream.data.extract import extract_shards
+    from slipstream.models.readout import Readout
+
+    with json_output(json) as writer, progress_bar("extracting") as update:
+        target = _target(model, dtype, device, threads)
+        done = extract_shards(
+            target,
+            Readout(target.embedding(), target.head()),
+            data,
+            output,
+            name=target.spec.name,
+            tokenizer=target.tokenizer,
+            taps=taps_of(target.spec.num_layers),
+            max_length=max_length,
+            max_prompt=max_prompt,
+            limit=limit,
+            skip=skip,
+            loops=loops,
+            resume=resume,
+            on_progress=lambda rows, total, _tokens, _seconds: update(rows, total),
+        )
+        if json:
+            writer.write(_summary(done) | {"counts": done.counts})
+    if not json:
+        _tell(done)
+
+
+@app.command()
+def inspect(
+    file: FileArgument,
+    model: o.ModelOption = DEFAULT_MODEL,
+    max_length: MaxLengthOption = 1024,
+    last_turn_only: LastTurnOption = False,
+    show: Annotated[int, typer.Option("--show", help="Rows to print.")] = 3,
+    likelihood: Annotated[
+        bool,
+        typer.Option(help="Ask the model whether the shown answers could be its own."),
+    ] = True,
+    limit: o.LimitOption = None,
+    dtype: o.DtypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    threads: o.ThreadsOption = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Show what a mask really covers: supervised text in colour, shares and counts."""
+    check_name("dtype", dtype, o.DTYPES)
+    check_at_least_one("limit", limit)
+    check_model(model)
+    if show < 0:
+        raise SettingError("show", show, "0 or more")
+    if max_length < 2:
+        raise SettingError("max-length", max_length, "2 or more")
+    from time import perf_counter
+
+    from slipstream.data.conversations import read_rows
+    from slipstream.data.coverage import survey
+
+    rows = list(read_rows(file, limit=limit))
+    with json_output(json) as writer:
+        target = _target(model, dtype, device, threads)
+        started = perf_counter()
+        coverage = survey(
+            rows,
+            target.tokenizer,
+            max_length=max_length,
+            last_turn_only=last_turn_only,
+            num_shown=show,
+        )
+        seconds = perf_counter() - started
+        judged = _judge(target, coverage) if likelihood else None
+        if json:
+            writer.write(_inspection(file, target, coverage, judged, seconds))
+    if not json:
+        _show(target, coverage, judged)
+
+
+def _judge(target: HFTarget, coverage: Coverage) -> Likelihood | None:
+    from slipstream.data.likelihood import answer_likelihood
+
+    return answer_likelihood(target, [made for _, made in coverage.shown])
+
+
+def _inspection(
+    file: Path,
+    target: HFTarget,
+    coverage: Coverage,
+    judged: Likelihood | None,
+    seconds: float,
+) -> dict[str, Any]:
+    return {
+        "path": str(file),
+        "bytes": file.stat().st_size,
+        "rows": coverage.rows,
+        "tokens": coverage.tokens,
+        "tokens_per_second": coverage.tokens / seconds if seconds else None,
+        "supervised_tokens": coverage.supervised_tokens,
+        "unmasked_share": coverage.unmasked_share,
+        "template_modes": dict(coverage.template_modes),
+        "template_settings": target.tokenizer.template_mode,
+        "counts": dict(coverage.counts),
+        "first_error": coverage.first_error,
+        "nll": judged.nll if judged else None,
+        "surprise": judged.surprise if judged else None,
+        "agreement": judged.agreement if judged else None,
+        "is_foreign": judged.is_foreign if judged else None,
+        "shown": [
+            {"id": row.id, "spans": [{"text": t, "is_supervised": s} for t, s in _spans(target, m)]}
+            for row, m in coverage.shown
+        ],
+    }
+
+
+def _spans(target: HFTarget, made: Any) -> list[tuple[str, bool]]:
+    """The row's text in runs of equal mask."""
+    runs: list[tuple[list[int], bool]] = []
+    for token, is_on in zip(made.tokens, made.mask, strict=True):
+        if not runs or runs[-1][1] != is_on:
+            runs.append(([], is_on))
+        runs[-1][0].append(token)
+    return [(target.tokenizer.decode(ids, skip_special=False), is_on) for ids, is_on in runs]
+
+
+def _show(target: HFTarget, coverage: Coverage, judged: Likelihood | None) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    screen = Console(highlight=False)
+    for row, made in coverage.shown:
+        screen.rule(Text(f"{row.id}: {made.num_supervised} of {len(made.tokens)} tokens"))
+        text = Text()
+        for part, is_on in _spans(target, made):
+            text.append(part, style="bold green" if is_on else "dim")
+        screen.print(text)
+    if coverage.shown:
+        screen.rule()
+        screen.print("green: to be predicted; dim: context only\n")
+    modes = ", ".join(f"{mode} ({n})" for mode, n in coverage.template_modes.items()) or "none"
+    settings = target.tokenizer.template_mode
+    screen.print(f"rows                {coverage.rows:,}")
+    screen.print(f"tokens              {coverage.tokens:,}")
+    screen.print(
+        f"supervised          {coverage.supervised_tokens:,} ({coverage.unmasked_share:.1%})"
+    )
+    screen.print(f"mask made by        {modes}")
+    if settings:
+        screen.print(f"template settings   {json_lib.dumps(settings)}", markup=False)
+    for reason, count in coverage.counts.items():
+        screen.print(f"{reason.replace('_', ' '):<20}{count:,}", style="yellow" if count else "dim")
+    if coverage.first_error:
+        screen.print(Text(f"first error: {coverage.first_error}", style="red"))
+    if judged is not None:
+        _show_likelihood(screen, judged)
+    if coverage.counts["no_answer"] == coverage.rows:
+        screen.print("no row has an answer: `slipstream data regenerate` writes them")
+
+
+def _show_likelihood(screen: Any, judged: Likelihood) -> None:
+    screen.print(
+        f"{'nll':<20}{judged.nll:.2f} nats/token over {judged.num_tokens:,} shown tokens, "
+        f"{judged.surprise:+.2f} against the model's own sampling"
+    )
+    screen.print(f"{'agreement':<20}{judged.agreement:.1%} are the model's most likely token")
+    if judged.is_foreign:
+        screen.print(
+            "warning: these answers are not this model's own; a drafter learns more from "
+            "`slipstream data regenerate`",
+            style="bold yellow",
+        )
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise DataError(f"{path}: no such file", "give the path of a JSONL file")
+
+
+def _check_answers_file(path: Path, *, resume: bool) -> None:
+    """Before the model loads: the same refusals the writer makes."""
+    if path.is_dir():
+        raise OutputError(f"output {path} is a folder, expected a file", "choose another --output")
+    if path.exists() and not resume:
+        raise OutputError(
+            f"output {path} exists", "go on with --resume, or choose another --output"
+        )
+
+
+def _taps(method: str) -> Callable[[int], tuple[int, ...]]:
+    """Which hidden states a method's drafter reads, by number of layers.
+
+    Raises:
+        UnknownNameError: no such method.
+        SettingError: it reads none.
+    """
+    from slipstream import methods
+
+    record = methods.get(method)
+    if record.model is None:
+        raise SettingError("method", method, "one with a draft network", "use --method eagle3")
+    module, _, _ = record.model.partition(":")
+    return methods.resolve(f"{module}:default_taps")  # type: ignore[return-value]
+
+
+def _target(model: str, dtype: str, device: str, threads: int | None) -> HFTarget:
+    quiet_libraries()
+    from slipstream.target.hf import load_target
+
+    return load_target(model, dtype=dtype, device=device, threads=threads)
+
+
+def _bar(update: Callable[[int, int], None]) -> Callable[[Progress], None]:
+    return lambda progress: update(progress.done, progress.total)
+
+
+def _summary(report: Regenerated | Any) -> dict[str, Any]:
+    seconds = report.seconds
+    return {
+        "path": str(report.path),
+        "rows": report.rows,
+        "tokens": report.tokens,
+        "seconds": seconds,
+        "tokens_per_second": report.tokens / seconds if seconds else None,
+        "bytes": report.bytes,
+    }
+
+
+def _tell(report: Regenerated | Any) -> None:
+    summary = _summary(report)
+    speed = summary["tokens_per_second"] or 0.0
+    lines = [
+        f"{report.path}: {report.rows:,} rows, {report.tokens:,} tokens "
+        f"({speed:,.0f} tokens/s), {report.bytes / 1e6:,.1f} MB"
+    ]
+    lines += [f"  {name.replace('_', ' ')}: {n:,}" for name, n in report.counts.items() if n]
+    logging.getLogger(__name__).debug("counts: %s", dict(report.counts))
+    from rich.console import Console
+
+    Console(highlight=False).print("\n".join(lines), markup=False)
