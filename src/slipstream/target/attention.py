@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from slipstream.errors import UnsupportedTargetError
 
+ATTENTION = "slipstream"  # the name it is registered under
 FOLD_UP_TO = 64  # nodes; beyond, a folded mask costs more than grouped attention's own reading
 
 
@@ -24,7 +25,7 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    dropout: float = 0.0,  # noqa: ARG001  (a target never trains)
+    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of [B, Hq, N, C] queries over [B, H, S, C] keys, in transformers' signature.

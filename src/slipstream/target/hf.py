@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,27 +16,25 @@ from transformers.utils import logging as transformers_logging
 
 from slipstream.cache import SlotCache
 from slipstream.errors import (
-    CheckpointError,
     NumericError,
     SettingError,
     SlipstreamError,
-    UnknownNameError,
     UnsupportedTargetError,
 )
-from slipstream.target import embedded
-from slipstream.target.attention import attend, fold_mask
+from slipstream.target.attention import ATTENTION, attend, fold_mask
 from slipstream.target.facts import cache_shape, logit_rule, spec_of
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
+from slipstream.target.probe import probe
+from slipstream.target.source import check_complete, resolve, unreadable
 from slipstream.target.support import check_supported, layer_kinds, text_config
 from slipstream.target.tokens import TargetTokenizer
 from slipstream.trees.mask import Layout
 from slipstream.types import DraftTree, TargetOutput
 
-_ATTENTION = "slipstream"
 _PROVEN = ("llama", "mistral", "qwen2", "qwen3")  # held by the tests; others are probed
 
-AttentionInterface.register(_ATTENTION, attend)
+AttentionInterface.register(ATTENTION, attend)
 
 
 class HFTarget:
@@ -76,17 +73,14 @@ class HFTarget:
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self._hooked: tuple[int, ...] = ()
-        plain_attention = model.config._attn_implementation
-        model.set_attn_implementation(_ATTENTION)
+        self._project: Any = model.get_output_embeddings()
+        model.set_attn_implementation(ATTENTION)
         if model.config.model_type not in _PROVEN:
-            self._probe(plain_attention)
+            probe(self)
         can = can_pack(self.spec.dtype, self.spec.device)
         if can if packed is None else packed and can:
             pack_linears(self._base)
-            head = model.get_output_embeddings()
-            self._project: Any = PackedLinear(self._head, getattr(head, "bias", None))
-        else:
-            self._project = model.get_output_embeddings()
+            self._project = PackedLinear(self._head, getattr(self._project, "bias", None))
 
     def embedding(self) -> Tensor:
         """[V', D] the input embedding's weight."""
@@ -144,7 +138,7 @@ class HFTarget:
         self,
         tokens: Tensor,
         taps: Sequence[int],
-        lengths: Sequence[int] | Tensor | None = None,  # noqa: ARG002
+        lengths: Sequence[int] | Tensor | None = None,
     ) -> TargetOutput:
         """One causal pass without a cache, for training data.
 
@@ -225,43 +219,6 @@ class HFTarget:
                 masks[kind] = fold_mask(mask, self._shape.groups)
         return masks if len(masks) > 1 else masks[self._kinds[0]]
 
-    @torch.no_grad()
-    def _probe(self, plain_attention: str) -> None:
-        """Compare with the model's own pass, for architectures the tests do not hold.
-
-        Raises:
-            UnsupportedTargetError: logits differ, or the model cannot be driven this way.
-        """
-        vocab_size = self.spec.vocab_size
-        tokens = [(7 * i + 3) % vocab_size for i in range(12)]
-        self._project = self.model.get_output_embeddings()
-        try:
-            cache = self.new_cache(1, len(tokens))
-            self.forward([DraftTree.chain(tokens[:5])], cache, [0], last_only=True)
-            cache.commit(0, range(5))
-            found = self.forward([DraftTree.chain(tokens[5:])], cache, [0]).logits
-        except SlipstreamError as error:
-            raise UnsupportedTargetError(
-                f"{type(self.model).__name__} cannot be driven over a slot cache: {error}"
-            ) from error
-        except (AttributeError, KeyError, IndexError, TypeError, RuntimeError) as error:
-            raise UnsupportedTargetError(
-                f"{type(self.model).__name__} does not take our cache and mask: {error!r}"
-            ) from error
-        self.model.set_attn_implementation(
-            "eager" if plain_attention == _ATTENTION else plain_attention
-        )
-        ids = torch.tensor([tokens], device=self.spec.device)
-        expected = self.model(ids, use_cache=False).logits[:, 5:, :vocab_size].float()
-        self.model.set_attn_implementation(_ATTENTION)
-        tolerance = 1e-3 if self.spec.dtype in (torch.float32, torch.float64) else 0.1
-        difference = float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-        if not difference <= tolerance:
-            raise UnsupportedTargetError(
-                f"{type(self.model).__name__} over a slot cache differs from its own pass by "
-                f"{difference:.1e} of its largest logit"
-            )
-
 
 def load_target(
     name: str,
@@ -290,7 +247,7 @@ def load_target(
     number_type = pick_dtype(dtype, place)
     if place.type == "cpu":
         use_threads(threads)
-    source = _source(name)
+    source = resolve(name, write_dequantised)
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source)
@@ -302,8 +259,8 @@ def load_target(
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         if isinstance(error, SlipstreamError):
             raise
-        raise _unreadable(name, error) from error
-    _check_complete(name, report, text_config(config).num_hidden_layers)
+        raise unreadable(name, error) from error
+    check_complete(name, report, text_config(config).num_hidden_layers)
     return HFTarget(model.to(place), tokenizer, name=name, packed=packed)
 
 
@@ -323,7 +280,7 @@ def write_dequantised(gguf: Path, folder: Path) -> None:
     except (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
         if isinstance(error, SlipstreamError):
             raise
-        raise _unreadable(str(gguf), error) from error
+        raise unreadable(str(gguf), error) from error
     # A model read from GGUF calls itself quantised and refuses to be saved, though it is not.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
@@ -334,57 +291,6 @@ def write_dequantised(gguf: Path, folder: Path) -> None:
     saved = json.loads((folder / "config.json").read_text())
     saved.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(saved, indent=2) + "\n")
-
-
-def _source(name: str) -> str:
-    """A folder or hub id that transformers reads."""
-    if name in embedded.CATALOGUE:
-        return str(embedded.dequantised(embedded.locate(name), name, write_dequantised))
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CheckpointError(f"model folder {name} has no config.json")
-        return str(path)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise CheckpointError(f"model file {name} does not exist")
-        return str(embedded.dequantised(path, path.stem, write_dequantised))
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
-        return name  # a Hugging Face id
-    if "/" in name or path.exists():
-        raise CheckpointError(f"model folder {name} does not exist")
-    raise UnknownNameError("model", name, embedded.CATALOGUE)
-
-
-def _unreadable(name: str, error: Exception) -> SlipstreamError:
-    """The error a user sees for what transformers raised while loading."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "Unrecognized configuration class" in reason:
-        return UnsupportedTargetError(f"{name} is not a causal language model")
-    hint = "take the folder or file from its source again"
-    if not Path(name).expanduser().exists() and name not in embedded.CATALOGUE:
-        hint = "give a folder, a .gguf file, or one of: " + ", ".join(embedded.CATALOGUE)
-    return CheckpointError(f"cannot read model {name}: {reason[:300]}", hint=hint)
-
-
-def _check_complete(name: str, report: dict[str, Any], num_layers: int) -> None:
-    """Refuse weights that lack tensors, or hold layers the config does not count."""
-    missing = sorted(report.get("missing_keys", ()))
-    if missing:
-        raise CheckpointError(
-            f"model {name} lacks {len(missing)} tensors its config asks for, first {missing[0]}",
-            hint="config.json and the weights must come from the same model",
-        )
-    wrong = sorted(str(key) for key in report.get("mismatched_keys", ()))
-    if wrong:
-        raise CheckpointError(f"model {name} has tensors of another shape: {wrong[0]}")
-    for key in sorted(report.get("unexpected_keys", ())):
-        layer = re.search(r"\.layers\.(\d+)\.", key)
-        if layer and int(layer[1]) >= num_layers:
-            raise CheckpointError(
-                f"model {name} holds {key}, but its config counts {num_layers} layers",
-                hint="config.json and the weights must come from the same model",
-            )
 
 
 def _check_finite(last_hidden: Tensor, logits: Tensor) -> None:

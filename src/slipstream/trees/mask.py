@@ -83,8 +83,10 @@ class Layout:
         return cls(tokens, positions, visible, tuple(lengths))
 
     def is_plain(self, window: int | None = None) -> bool:
-        """True when plain attention does it without a mask: one node over whole rows of equal
-        length, or equally long chains from empty rows (causal).
+        """True when no mask is needed.
+
+        That is one node over rows of equal length (all visible), or equally long chains from
+        empty rows (causal), within the window.
         """
         n = self.tokens.shape[1]
         if window is not None and max(self.lengths) + n > window:

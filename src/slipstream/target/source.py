@@ -1,0 +1,94 @@
+"""From what a user calls a model to a folder that can be read, and errors for what cannot."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import (
+    CheckpointError,
+    SlipstreamError,
+    UnknownNameError,
+    UnsupportedTargetError,
+)
+from slipstream.target import embedded
+
+
+def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
+    """A folder, or a Hugging Face id.
+
+    Args:
+        name: an embedded name, a folder, a `.gguf` file, or a Hugging Face id.
+        convert: writes a model folder from a GGUF file.
+
+    Raises:
+        CheckpointError: a folder or file that does not exist, or holds no model.
+        UnknownNameError: no embedded model of this name.
+    """
+    if name in embedded.CATALOGUE:
+        return str(embedded.dequantised(embedded.locate(name), name, convert))
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(
+                f"model folder {name} has no config.json",
+                hint="give the folder that holds config.json and the weights",
+            )
+        return str(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return str(embedded.dequantised(path, path.stem, convert))
+    if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")):
+        raise CheckpointError(f"model {name} does not exist", hint=_choices())
+    if path.exists():
+        raise CheckpointError(f"model {name} is not a folder or a .gguf file", hint=_choices())
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+        return name
+    if "/" in name:
+        raise CheckpointError(f"model folder {name} does not exist", hint=_choices())
+    raise UnknownNameError("model", name, embedded.CATALOGUE)
+
+
+def unreadable(name: str, error: Exception) -> SlipstreamError:
+    """The error a user sees for what the loader raised."""
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "Unrecognized configuration class" in reason:
+        return UnsupportedTargetError(f"{name} is not a causal language model")
+    is_local = name in embedded.CATALOGUE or Path(name).expanduser().exists()
+    hint = "take the model from its source again" if is_local else _choices()
+    return CheckpointError(f"cannot read model {name}: {reason[:300]}", hint=hint)
+
+
+def check_complete(name: str, report: dict[str, Any], num_layers: int) -> None:
+    """Refuse weights that lack tensors, or hold layers the config does not count.
+
+    Args:
+        name: of the model.
+        report: missing_keys, unexpected_keys and mismatched_keys of the loading.
+        num_layers: L of the config.
+
+    Raises:
+        CheckpointError: config and weights disagree.
+    """
+    hint = "config.json and the weights must come from the same model"
+    missing = sorted(report.get("missing_keys", ()))
+    if missing:
+        raise CheckpointError(
+            f"model {name} lacks {len(missing)} tensors its config asks for, first {missing[0]}",
+            hint,
+        )
+    mismatched = sorted(str(key) for key in report.get("mismatched_keys", ()))
+    if mismatched:
+        raise CheckpointError(f"model {name} has tensors of another shape: {mismatched[0]}", hint)
+    for key in sorted(report.get("unexpected_keys", ())):
+        layer = re.search(r"\.layers\.(\d+)\.", key)
+        if layer and int(layer[1]) >= num_layers:
+            raise CheckpointError(
+                f"model {name} holds {key}, but its config counts {num_layers} layers", hint
+            )
+
+
+def _choices() -> str:
+    """What to give instead."""
+    return "give a folder, a .gguf file, or one of: " + ", ".join(sorted(embedded.CATALOGUE))
