@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.data.conversations import Conversation, read_rows, supervise
+from slipstream.data.conversations import Conversation, read_rows
 from slipstream.data.loops import loop_start
 from slipstream.data.store import (
     Sample,
@@ -24,6 +24,7 @@ from slipstream.data.store import (
     check_room,
     read_index,
 )
+from slipstream.data.supervise import supervise
 from slipstream.errors import DataError, OutputError
 from slipstream.models.readout import Readout
 
@@ -41,7 +42,7 @@ class FeatureSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Supervised:
+class Text:
     """A text ready for extraction.
 
     Args:
@@ -75,7 +76,7 @@ def prepare(
     max_prompt: int | None = None,
     loops: str = "cut",
     counts: Counter[str],
-) -> Supervised | None:
+) -> Text | None:
     """Tokens and mask of one conversation, or None when it teaches nothing.
 
     Args:
@@ -88,7 +89,7 @@ def prepare(
     """
     made = supervise(conversation, tokenizer, max_length=max_length)
     tokens, mask = list(made.tokens), list(made.mask)
-    if len(tokens) >= max_length:
+    if made.is_truncated:
         counts["over_long"] += 1
     if conversation.finish == "length":
         counts["truncated_answers"] += 1
@@ -106,7 +107,7 @@ def prepare(
             return None
         if loops == "cut":
             tokens, mask = tokens[: first + loop], mask[: first + loop]
-    return Supervised(tokens, mask, greedy=conversation.response_ids is not None)
+    return Text(tokens, mask, greedy=conversation.response_ids is not None)
 
 
 def extract_shards(
@@ -185,7 +186,7 @@ def extract_shards(
 
 
 def _features(
-    target: FeatureSource, readout: Readout, texts: list[Supervised], taps: tuple[int, ...]
+    target: FeatureSource, readout: Readout, texts: list[Text], taps: tuple[int, ...]
 ) -> list[Sample]:
     """Samples in the given order; passes are made of texts of similar length."""
     order = sorted(range(len(texts)), key=lambda i: len(texts[i].tokens))
@@ -207,7 +208,7 @@ def _features(
     return [samples[i] for i in range(len(texts))]
 
 
-def _sample(text: Supervised, features: Tensor, last_hidden: Tensor, readout: Readout) -> Sample:
+def _sample(text: Text, features: Tensor, last_hidden: Tensor, readout: Readout) -> Sample:
     tokens = torch.tensor(text.tokens)
     mask = torch.tensor(text.mask)
     best = torch.zeros_like(tokens)

@@ -114,7 +114,7 @@ class StoreWriter:
     def write_readout(self, readout: Readout) -> None:
         """Store the frozen embedding and head once."""
         tensors = {"embedding": readout.embedding.detach().to(torch.bfloat16).contiguous()}
-        if readout.head is not readout.embedding:
+        if readout.head.data_ptr() != readout.embedding.data_ptr():
             tensors["head"] = readout.head.detach().to(torch.bfloat16).contiguous()
         _save(tensors, self.folder / "readout.safetensors")
 

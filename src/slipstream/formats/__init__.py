@@ -1,0 +1,1 @@
+"""Checkpoint folders: config.json and safetensors to draft networks and back."""

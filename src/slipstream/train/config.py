@@ -1,0 +1,38 @@
+"""The settings of a training run, validated."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TrainConfig(BaseModel):
+    """What a run does; stored beside its checkpoints and compared on resume.
+
+    Lengths and sizes are in tokens, steps are optimizer steps. Unknown keys are errors.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Literal["eagle3"] = "eagle3"
+    steps: int = Field(1000, ge=1)
+    rows: int = Field(1, ge=1, description="packed rows of a batch")
+    max_length: int = Field(1024, ge=8, description="tokens of a packed row")
+    accumulate: int = Field(1, ge=1, description="batches of an optimizer step")
+    learning_rate: float = Field(6e-4, gt=0)
+    warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps")
+    final_rate: float = Field(0.02, ge=0, le=1, description="last learning rate over the highest")
+    weight_decay: float = Field(0.0, ge=0)
+    clip: float = Field(1.0, gt=0, description="largest gradient norm")
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    num_unrolled: int = Field(4, ge=1, le=16, description="steps of the training-time test")
+    decay: float = Field(0.8, gt=0, le=1, description="weight of each later unrolled step")
+    draft_vocab_size: int = Field(8192, ge=1)
+    intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
+    initial: Literal["target", "random"] = "target"
+    precision: Literal["no", "bf16"] = "no"
+    seed: int = 0
+    save_every: int = Field(200, ge=1)
+    evaluate_every: int = Field(200, ge=1)
+    held_out: int = Field(64, ge=0, description="last texts of the store, kept for evaluation")
