@@ -2,48 +2,21 @@ import gzip
 import json
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
+from chats import (
+    CHINESE_ROLES,
+    DROPS_LAST_THOUGHT,
+    EMPTY_THOUGHTS,
+    OWN_BOS,
+    PLAIN,
+    STRIPS_THOUGHTS,
+    TAGGED,
+    TEXT_MARKERS,
+    byte_tokenizer,
+)
 from slipstream.data.conversations import Conversation, Message, read_rows
 from slipstream.data.supervise import supervise
 from slipstream.errors import DataError
-
-# FX-CHAT: toy templates of the bug reports.
-PLAIN = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-TAGGED = (
-    "{% for m in messages %}<|{{ m['role'] }}|>"
-    "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] }}{% endgeneration %}"
-    "{% else %}{{ m['content'] }}{% endif %}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-STRIPS_THOUGHTS = (
-    "{% for m in messages %}<|{{ m['role'] }}|>"
-    "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('</think>')[-1] }}"
-    "{% else %}{{ m['content'] }}{% endif %}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-EMPTY_THOUGHTS = (  # the last answer gets a block; the prompt has one when thinking is off
-    "{% for m in messages %}<|{{ m['role'] }}|>"
-    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
-    "{{ m['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-    "{% endif %}"
-)
-OWN_BOS = "{{ bos_token }}" + PLAIN
-CHINESE_ROLES = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}【用户】{% else %}【助手】{% endif %}"
-    "{{ m['content'] }}<|end|>{% endfor %}{% if add_generation_prompt %}【助手】{% endif %}"
-)
-TEXT_MARKERS = (  # no special token ends a turn
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-DROPS_LAST_THOUGHT = STRIPS_THOUGHTS.replace("and not loop.last", "")
 
 
 class Wrapped:
@@ -53,18 +26,6 @@ class Wrapped:
         self.inner = inner
         self.eos_ids = ()
         self.template_mode = template_mode
-
-
-def byte_tokenizer(template):
-    """FX-BYTE: 256 byte ids and special tokens; every non-ASCII character spans several ids."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(["<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<|bos|>", eos_token="<|end|>", chat_template=template
-    )
 
 
 def chat(*turns):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_lib
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from slipstream.cli import inspection
 from slipstream.cli import options as o
 from slipstream.cli.checks import (
     DEFAULT_MODEL,
@@ -23,8 +22,6 @@ from slipstream.cli.progress import progress_bar
 from slipstream.errors import DataError, OutputError, SettingError
 
 if TYPE_CHECKING:
-    from slipstream.data.coverage import Coverage
-    from slipstream.data.likelihood import Likelihood
     from slipstream.data.regenerate import Progress, Regenerated
     from slipstream.target.hf import HFTarget
 
@@ -36,9 +33,7 @@ app = typer.Typer(
 )
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="JSONL rows, any dialect.")]
-DataOption = Annotated[
-    Path, typer.Option("--data", metavar="FILE", help="JSONL rows with answers.")
-]
+DataOption = Annotated[Path, typer.Option("--data", metavar="FILE", help="JSONL with answers.")]
 OutputOption = Annotated[Path, typer.Option("--output", metavar="PATH", help="What to write.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on in an existing output.")]
 MaxLengthOption = Annotated[
@@ -204,6 +199,7 @@ def inspect(
 
     from slipstream.data.conversations import read_rows
     from slipstream.data.coverage import survey
+    from slipstream.data.likelihood import answer_likelihood
 
     rows = list(read_rows(file, limit=limit))
     with json_output(json) as writer:
@@ -217,105 +213,12 @@ def inspect(
             num_shown=show,
         )
         seconds = perf_counter() - started
-        judged = _judge(target, coverage) if likelihood else None
+        shown = [made for _, made in coverage.shown]
+        judged = answer_likelihood(target, shown) if likelihood else None
         if json:
-            writer.write(_inspection(file, target, coverage, judged, seconds))
+            writer.write(inspection.as_json(file, target.tokenizer, coverage, judged, seconds))
     if not json:
-        _show(target, coverage, judged)
-
-
-def _judge(target: HFTarget, coverage: Coverage) -> Likelihood | None:
-    from slipstream.data.likelihood import answer_likelihood
-
-    return answer_likelihood(target, [made for _, made in coverage.shown])
-
-
-def _inspection(
-    file: Path,
-    target: HFTarget,
-    coverage: Coverage,
-    judged: Likelihood | None,
-    seconds: float,
-) -> dict[str, Any]:
-    return {
-        "path": str(file),
-        "bytes": file.stat().st_size,
-        "rows": coverage.rows,
-        "tokens": coverage.tokens,
-        "tokens_per_second": coverage.tokens / seconds if seconds else None,
-        "supervised_tokens": coverage.supervised_tokens,
-        "unmasked_share": coverage.unmasked_share,
-        "template_modes": dict(coverage.template_modes),
-        "template_settings": target.tokenizer.template_mode,
-        "counts": dict(coverage.counts),
-        "first_error": coverage.first_error,
-        "nll": judged.nll if judged else None,
-        "surprise": judged.surprise if judged else None,
-        "agreement": judged.agreement if judged else None,
-        "is_foreign": judged.is_foreign if judged else None,
-        "shown": [
-            {"id": row.id, "spans": [{"text": t, "is_supervised": s} for t, s in _spans(target, m)]}
-            for row, m in coverage.shown
-        ],
-    }
-
-
-def _spans(target: HFTarget, made: Any) -> list[tuple[str, bool]]:
-    """The row's text in runs of equal mask."""
-    runs: list[tuple[list[int], bool]] = []
-    for token, is_on in zip(made.tokens, made.mask, strict=True):
-        if not runs or runs[-1][1] != is_on:
-            runs.append(([], is_on))
-        runs[-1][0].append(token)
-    return [(target.tokenizer.decode(ids, skip_special=False), is_on) for ids, is_on in runs]
-
-
-def _show(target: HFTarget, coverage: Coverage, judged: Likelihood | None) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    screen = Console(highlight=False)
-    for row, made in coverage.shown:
-        screen.rule(Text(f"{row.id}: {made.num_supervised} of {len(made.tokens)} tokens"))
-        text = Text()
-        for part, is_on in _spans(target, made):
-            text.append(part, style="bold green" if is_on else "dim")
-        screen.print(text)
-    if coverage.shown:
-        screen.rule()
-        screen.print("green: to be predicted; dim: context only\n")
-    modes = ", ".join(f"{mode} ({n})" for mode, n in coverage.template_modes.items()) or "none"
-    settings = target.tokenizer.template_mode
-    screen.print(f"rows                {coverage.rows:,}")
-    screen.print(f"tokens              {coverage.tokens:,}")
-    screen.print(
-        f"supervised          {coverage.supervised_tokens:,} ({coverage.unmasked_share:.1%})"
-    )
-    screen.print(f"mask made by        {modes}")
-    if settings:
-        screen.print(f"template settings   {json_lib.dumps(settings)}", markup=False)
-    for reason, count in coverage.counts.items():
-        screen.print(f"{reason.replace('_', ' '):<20}{count:,}", style="yellow" if count else "dim")
-    if coverage.first_error:
-        screen.print(Text(f"first error: {coverage.first_error}", style="red"))
-    if judged is not None:
-        _show_likelihood(screen, judged)
-    if coverage.counts["no_answer"] == coverage.rows:
-        screen.print("no row has an answer: `slipstream data regenerate` writes them")
-
-
-def _show_likelihood(screen: Any, judged: Likelihood) -> None:
-    screen.print(
-        f"{'nll':<20}{judged.nll:.2f} nats/token over {judged.num_tokens:,} shown tokens, "
-        f"{judged.surprise:+.2f} against the model's own sampling"
-    )
-    screen.print(f"{'agreement':<20}{judged.agreement:.1%} are the model's most likely token")
-    if judged.is_foreign:
-        screen.print(
-            "warning: these answers are not this model's own; a drafter learns more from "
-            "`slipstream data regenerate`",
-            style="bold yellow",
-        )
+        inspection.show(target.tokenizer, coverage, judged)
 
 
 def _check_file(path: Path) -> None:
@@ -380,7 +283,6 @@ def _tell(report: Regenerated | Any) -> None:
         f"({speed:,.0f} tokens/s), {report.bytes / 1e6:,.1f} MB"
     ]
     lines += [f"  {name.replace('_', ' ')}: {n:,}" for name, n in report.counts.items() if n]
-    logging.getLogger(__name__).debug("counts: %s", dict(report.counts))
     from rich.console import Console
 
     Console(highlight=False).print("\n".join(lines), markup=False)
