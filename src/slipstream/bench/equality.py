@@ -7,7 +7,7 @@ another text and is not compared.
 
 * float32 and wider: judged in float64, a tie below a margin of 1e-4; more than one in 10,000
   tokens is too many to believe.
-* bfloat16 and float16: judged by the target itself in passes of 16, a tie up to the largest
+* bfloat16 and float16: judged by the target itself, decoding plainly; a tie up to the largest
   margin at which plain decoding changes its own mind between passes of width 1 and 16.
 
 Margins are in logits (greedy) or in log p + keyed noise (sampled): best score minus the lower of
@@ -16,7 +16,7 @@ the two contested tokens' scores, which is the top-two margin unless a token is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -115,7 +115,7 @@ class Judge:
         """Best score minus the lowest of `tokens`, after the prompt and `before`."""
         if self._target is None:
             self._target = self.load()
-        logits = _last_logits(self._target, prompt_ids, before, self.width)  # [V]
+        *_, logits = _replay(self._target, prompt_ids, [*before, tokens[0]], self.width)  # [V]
         position = len(prompt_ids) + len(before)
         return _margin(logits, self.sampling, position, tokens)
 
@@ -129,36 +129,39 @@ def _margin(logits: Tensor, sampling: Sampling, position: int, tokens: Ids) -> f
         readings = [replace(sampling, top_p=min(sampling.top_p * edge, 1.0)) for edge in edges]
     margins = []
     for reading in readings:
-        scores = _scores(logits[None], Sampler(reading, logits.shape[-1]), [position])[0]
+        scores = _scores(logits, Sampler(reading, logits.shape[-1]), position)
         margins.append(float(scores.max() - scores[list(tokens)].min()))
     return min(margins)
 
 
-def _scores(logits: Tensor, sampler: Sampler, positions: Sequence[int]) -> Tensor:
-    """[N, V] what the argmax is taken of: logits, or log p + noise of each position."""
+def _scores(logits: Tensor, sampler: Sampler, position: int) -> Tensor:
+    """[V] what the argmax is taken of: logits [V], or log p + noise of the position."""
     if sampler.is_greedy:
         return logits
-    noise = torch.stack([sampler.noise(position) for position in positions])
-    return sampler.probs(logits).log() + noise.to(logits.device)
+    return sampler.probs(logits[None])[0].log() + sampler.noise(position).to(logits.device)
 
 
 def _chunks(ids: Ids, width: int) -> Iterable[list[int]]:
     return (list(ids[i : i + width]) for i in range(0, len(ids), width))
 
 
-def _last_logits(target: Target, prompt_ids: Ids, before: Ids, width: int) -> Tensor:
-    """[V] logits that follow the prompt and `before`, the latter in passes of `width`."""
-    cache = target.new_cache(1, len(prompt_ids) + len(before))
-    for chunk in (*_chunks(prompt_ids, PREFILL_WIDTH), *_chunks(before, width)):
+def _replay(target: Target, prompt_ids: Ids, answer: Ids, width: int) -> Iterator[Tensor]:
+    """The logits [V] that each token of the answer was chosen from, in passes of `width`."""
+    cache = target.new_cache(1, len(prompt_ids) + len(answer))
+    for chunk in _chunks(prompt_ids, PREFILL_WIDTH):
         output = target.forward([DraftTree.chain(chunk)], cache, [0], last_only=True)
         cache.commit(0, tuple(range(len(chunk))))
-    return output.logits[0, -1]
+    yield output.logits[0, -1]
+    for chunk in _chunks(answer[:-1], width):
+        logits = target.forward([DraftTree.chain(chunk)], cache, [0]).logits[0]  # [N, V]
+        cache.commit(0, tuple(range(len(chunk))))
+        yield from logits
 
 
 def width_flips(
     target: Target, prompt_ids: Ids, answer: Ids, sampling: Sampling, *, width: int = FLIP_WIDTH
 ) -> list[float]:
-    """Margins of the tokens that a pass of `width` over plain decoding's answer would change.
+    """Plain decoding's margins where passes of `width` over its answer choose another token.
 
     Args:
         target: the model that gave the answer, in passes of one token.
@@ -167,24 +170,22 @@ def width_flips(
         sampling: how they were chosen.
         width: tokens per pass.
     """
-    if len(answer) < 2:
+    if not answer:
         return []
     sampler = Sampler(sampling, target.spec.vocab_size)
-    cache = target.new_cache(1, len(prompt_ids) + len(answer))
-    for chunk in _chunks(prompt_ids, PREFILL_WIDTH):
-        target.forward([DraftTree.chain(chunk)], cache, [0], last_only=True)
-        cache.commit(0, tuple(range(len(chunk))))
-    margins, done = [], 0
-    for chunk in _chunks(answer[:-1], width):
-        logits = target.forward([DraftTree.chain(chunk)], cache, [0]).logits[0]  # [N, V]
-        cache.commit(0, tuple(range(len(chunk))))
-        positions = [len(prompt_ids) + done + i + 1 for i in range(len(chunk))]
-        scores = _scores(logits, sampler, positions)
-        kept = torch.tensor(answer[done + 1 : done + 1 + len(chunk)], device=scores.device)
-        gaps = scores.max(-1).values - scores.gather(-1, kept[:, None])[:, 0]
-        margins += gaps[gaps > 0].tolist()
-        done += len(chunk)
-    return margins
+    flips: dict[int, int] = {}  # index in the answer -> the token that a wide pass chooses
+    for index, logits in enumerate(_replay(target, prompt_ids, answer, width)):
+        chosen = int(sampler.choose(logits[None], [len(prompt_ids) + index])[0])
+        if chosen != answer[index]:
+            flips[index] = chosen
+    if not flips:
+        return []
+    narrow = _replay(target, prompt_ids, answer[: max(flips) + 1], 1)
+    return [
+        _margin(logits, sampling, len(prompt_ids) + index, (answer[index], flips[index]))
+        for index, logits in enumerate(narrow)
+        if index in flips
+    ]
 
 
 def width_flip_margin(
@@ -225,7 +226,7 @@ def judge_for(
             load=lambda: target,
             sampling=sampling,
             tolerance=lambda: width_flip_margin(target, *plain(), sampling),
-            width=FLIP_WIDTH,
+            width=1,
             dtype=target.spec.dtype,
         )
     same = target.spec.dtype == torch.float64

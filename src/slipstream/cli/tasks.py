@@ -1,0 +1,124 @@
+"""What `bench` and `verify` share: prompts by task, engines on one target, the float64 twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli import options as o
+from slipstream.cli.checks import check_at_least_one
+from slipstream.errors import PromptTooLongError, SettingError
+
+if TYPE_CHECKING:
+    from slipstream.bench.tasks import BenchPrompt
+
+TasksOption = Annotated[
+    str,
+    typer.Option(
+        "--tasks",
+        metavar="X,Y",
+        help="Prompt sets that ship (mt_bench, gsm8k, humaneval, ...) or SET/FAMILY.",
+    ),
+]
+TaskLimitOption = Annotated[
+    int, typer.Option("--limit", help="Prompts per task, spread evenly over it.")
+]
+
+
+def read_texts(tasks: str, prompts: Path | None, limit: int) -> dict[str, list[Any]]:
+    """Task → its prompts before the tokenizer, as (id, messages or text) pairs.
+
+    Args:
+        tasks: names separated by commas; not read when `prompts` is given.
+        prompts: a JSONL file of the user's own, which becomes one task named like the file.
+        limit: prompts per task.
+
+    Raises:
+        SlipstreamError: an unknown task, or a file that cannot be read.
+    """
+    check_at_least_one("limit", limit)
+    if prompts is not None:
+        from slipstream.cli.prompts import read_prompts
+
+        read = read_prompts(None, prompts, limit=limit)
+        return {prompts.stem: [(str(i), prompt) for i, prompt in enumerate(read)]}
+    from slipstream.bench.tasks import read_task
+    from slipstream.cli.prompts import Prompt
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise SettingError("tasks", f"'{tasks}'", "names separated by commas", "try mt_bench")
+    return {
+        name: [(row.id, Prompt((row.text,))) for row in read_task(name, limit=limit)]
+        for name in names
+    }
+
+
+def encode_tasks(
+    target: Any, texts: dict[str, list[Any]], *, raw: bool
+) -> dict[str, list[BenchPrompt]]:
+    """Token ids of every prompt, checked against the context.
+
+    Raises:
+        PromptTooLongError: a prompt leaves no room for an answer.
+    """
+    from slipstream.bench.tasks import BenchPrompt
+    from slipstream.engine.prompts import encode
+
+    encoded: dict[str, list[BenchPrompt]] = {}
+    for task, rows in texts.items():
+        encoded[task] = []
+        for name, prompt in rows:
+            first = prompt.first(raw=raw)
+            ids = encode(first, target.tokenizer, target.spec.vocab_size, raw=raw)
+            if len(ids) >= target.spec.max_length:
+                raise PromptTooLongError(
+                    f"prompt {name} of {task} has {len(ids)} tokens, expected fewer than "
+                    f"{target.spec.max_length}",
+                    "leave it out, or choose another model",
+                )
+            encoded[task].append(BenchPrompt(task, name, tuple(ids)))
+    return encoded
+
+
+def load_engines(setup: o.Setup, specs: Sequence[Any], drafter: str | None) -> dict[str, Any]:
+    """One engine per method, all on one target.
+
+    Args:
+        setup: the target.
+        specs: methods with settings.
+        drafter: checkpoint for the methods that hold a network and name none themselves.
+    """
+    from slipstream import methods
+
+    plain = setup.load()
+    engines = {}
+    for spec in specs:
+        changes = dict(spec.settings)
+        if drafter is not None and methods.get(spec.method).needs_checkpoint:
+            changes.setdefault("drafter", drafter)
+        is_plain = spec.method == "none" and not changes
+        engines[spec.name] = (
+            plain if is_plain else setup.load(model=plain.target, method=spec.method, **changes)
+        )
+    return engines
+
+
+def twin_of(target: Any) -> Callable[[], Any]:
+    """Loads the same model in float64, once, when asked."""
+    from functools import cache
+
+    from slipstream.target.hf import load_target
+
+    return cache(
+        lambda: load_target(target.spec.name, dtype="float64", device=str(target.spec.device))
+    )
+
+
+def prompt_mode(target: Any, raw: bool) -> dict[str, object]:
+    """How prompts became ids: raw, or the chat template with its variables."""
+    mode = getattr(target.tokenizer, "template_mode", {})
+    return {"mode": "raw"} if raw else {"mode": "chat", "template": dict(mode)}
