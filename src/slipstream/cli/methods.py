@@ -43,7 +43,8 @@ def _table(entries: list[dict[str, Any]]) -> None:
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("method", "paper", "trees", "verifiers", "trained", "note"):
-        table.add_column(heading, overflow="fold", ratio=3 if heading in ("paper", "note") else None)
+        is_prose = heading in ("paper", "note")
+        table.add_column(heading, overflow="fold", ratio=3 if is_prose else None)
     for row in entries:
         table.add_row(
             row["name"],

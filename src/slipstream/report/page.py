@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from slipstream.report import charts, tree_view
+from slipstream.report import MARK, charts, tree_view
 from slipstream.types import Step
-
-MARK = '<meta name="generator" content="slipstream">'
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +149,29 @@ def caption(step: Step) -> str:
     )
 
 
-def spans(first: str, steps: Sequence[Step], decode: Callable[[list[int]], str]) -> list[Span]:
+def spans(
+    first: Sequence[int], steps: Sequence[Step], decode: Callable[[list[int]], str]
+) -> list[Span]:
     """The answer cut by who proposed each piece: the target's own token, or accepted drafts.
 
     Args:
-        first: text of the first token, which prefill gives.
+        first: the token that prefill gives.
         steps: the answer's steps.
-        decode: text of token ids.
+        decode: text of token ids; a character cut in half (U+FFFD) waits for its other half.
     """
-    out = [Span(first, is_drafted=False)]
+    turns = [(list(first), False)]
     for step in steps:
-        drafted = list(step.emitted[: step.verdict.num_accepted])
-        own = list(step.emitted[step.verdict.num_accepted :])
-        for tokens, is_drafted in ((drafted, True), (own, False)):
-            if tokens:
-                out.append(Span(decode(tokens), is_drafted))
+        num_accepted = step.verdict.num_accepted
+        turns.append((list(step.emitted[:num_accepted]), True))
+        turns.append((list(step.emitted[num_accepted:]), False))
+    tokens: list[int] = []
+    shown, out = "", []
+    for ids, is_drafted in turns:
+        tokens += ids
+        text = decode(tokens).rstrip("\ufffd")
+        if len(text) > len(shown):
+            out.append(Span(text[len(shown) :], is_drafted))
+            shown = text
     return out
 
 
