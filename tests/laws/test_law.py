@@ -7,6 +7,7 @@ each of them, with the exact wrong numbers.
 from __future__ import annotations
 
 from fractions import Fraction as Fr
+from itertools import pairwise
 
 import pytest
 
@@ -147,7 +148,7 @@ def cells(rows):
             total += x
             edges.add(total)
     edges = sorted(edges)
-    return [(low, high - low) for low, high in zip(edges, edges[1:], strict=False)]
+    return [(low, high - low) for low, high in pairwise(edges)]
 
 
 def invert(row, u):

@@ -138,12 +138,15 @@ def from_choices(choices: Iterable[Sequence[int]]) -> Shape:
     return Shape(parents, (0, *(node[-1] for node in nodes)))
 
 
-EAGLE1_CHOICES: tuple[tuple[int, ...], ...] = tuple(
-    tuple(int(rank) for rank in node)
-    for node in (
-        "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
-    ).split()
+# fmt: off
+EAGLE1_CHOICES: tuple[tuple[int, ...], ...] = (
+    (0,), (1,), (2,), (3,),
+    (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0),
+    (0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0),
+    (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2),
+    (0, 0, 0, 0, 0), (0, 0, 0, 0, 1),
 )
+# fmt: on
 """EAGLE-1's sparse tree: 25 drafted nodes, depth 5."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from slipstream import shapes
 from slipstream.errors import SettingError, ShapeError
 from slipstream.types import DraftTree
 
@@ -27,7 +28,7 @@ def union(a: DraftTree, b: DraftTree, budget: int) -> DraftTree:
         A chosen tree; `log_probs` are kept where known, NaN where not, None if none are.
 
     Raises:
-        ShapeError: the roots differ.
+        ShapeError: the roots differ, or log_probs are not [N].
         SettingError: budget is below 1.
 
     Example:
@@ -87,6 +88,7 @@ class _Merge:
 def _given(tree: DraftTree) -> list[float]:
     if tree.log_probs is None:
         return [0.0] + [float("nan")] * tree.budget
+    shapes.check("union", tokens=(tree.tokens, "N"), log_probs=(tree.log_probs, "N"))
     return tree.log_probs.tolist()
 
 
