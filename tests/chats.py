@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 PLAIN = (
@@ -41,13 +41,18 @@ TEXT_MARKERS = (  # no special token ends a turn
 DROPS_LAST_THOUGHT = STRIPS_THOUGHTS.replace("and not loop.last", "")
 
 
-def byte_tokenizer(template):
+def byte_tokenizer(template, merges=()):
     """FX-BYTE: 256 byte ids and special tokens; every non-ASCII character spans several ids."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(letters)}, merges=[]))
+    pieces = [*letters, *(a + b for a, b in merges)]
+    inner = Tokenizer(models.BPE({c: i for i, c in enumerate(pieces)}, list(merges)))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     inner.add_special_tokens(["<|bos|>", "<|end|>", "<|user|>", "<|assistant|>", "<|system|>"])
+    bos = inner.token_to_id("<|bos|>")
+    inner.post_processor = processors.TemplateProcessing(  # plain text gets a BOS, as in Llama
+        single="<|bos|> $A", special_tokens=[("<|bos|>", bos)]
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token="<|bos|>", eos_token="<|end|>", chat_template=template
     )

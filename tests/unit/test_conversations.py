@@ -195,6 +195,21 @@ def test_rewritten_history_is_left_out_and_counted():
     row = supervise(chat("hi", "one", "more?", "two"), tokenizer, max_length=999)
     assert supervised_text(tokenizer, row) == ["one<|end|>", "two<|end|>"]
     assert row.num_skipped_turns == 0
+    talk = chat("hi", "<think>hm</think>one", "more?", "two", "and?", "three")
+    row = supervise(talk, tokenizer, max_length=999)
+    assert supervised_text(tokenizer, row) == ["two<|end|>", "three<|end|>"]
+    assert row.num_skipped_turns == 1
+
+
+def test_a_token_across_the_border_of_an_earlier_answer_keeps_the_served_ids():
+    tokenizer = byte_tokenizer(TEXT_MARKERS, merges=[("\u0120", "o")])  # " o" is one token
+    row = chat("hi", "one", "more?", "two")
+    made = supervise(row, tokenizer, max_length=999)
+    prompt = served(tokenizer, [m.to_dict() for m in row.messages[:3]])
+    assert made.tokens[: len(prompt)] == prompt
+    assert supervised_text(tokenizer, made) == ["two"] and made.num_skipped_turns == 1
+    whole = supervise(chat("hi", "eno", "more?", "two"), tokenizer, max_length=999)
+    assert supervised_text(tokenizer, whole) == ["eno", "two"] and whole.num_skipped_turns == 0
 
 
 def test_a_template_that_rewrites_the_last_answer_is_an_error():

@@ -148,6 +148,27 @@ def test_extract_writes_a_store(slipstream, model, answers, tmp_path):
     assert code == 2 and "--resume" in err
 
 
+def test_an_interrupt_keeps_what_is_done(slipstream, model, prompts, tmp_path, monkeypatch):
+    from slipstream.data.answers import AnswersFile
+
+    path = tmp_path / "answers.jsonl"
+    common = ("data", "regenerate", "--prompts", prompts, "--output", path, "--model", model)
+    append = AnswersFile.append
+
+    def interrupted(self, *arguments, **values):
+        append(self, *arguments, **values)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(AnswersFile, "append", interrupted)
+    code, out, err = slipstream(*common, "--max-new-tokens", 4, "--json")
+    assert (code, out) == (130, "") and "--resume" in err and "Traceback" not in err
+    assert len(path.read_text().splitlines()) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr("sys.argv", ["slipstream"])
+    result = ask(slipstream, *common, "--max-new-tokens", 4, "--resume")
+    assert result["rows"] == 2 and len(path.read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
