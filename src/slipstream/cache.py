@@ -162,10 +162,9 @@ class SlotCache:
         self.lengths[slot] = start + len(nodes)
         self._pending[slot] = 0
 
-    def rollback(self, slots: Sequence[int] | None = None) -> None:
-        """Forget what was written past the committed lengths (of all rows by default)."""
-        for slot in range(self.num_rows) if slots is None else slots:
-            self._pending[slot] = 0
+    def rollback(self, slot: int) -> None:
+        """Forget what was written past the row's committed length."""
+        self._pending[slot] = 0
 
     def truncate(self, slot: int, length: int) -> None:
         """Keep only the first `length` committed slots of a row.

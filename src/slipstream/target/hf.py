@@ -90,6 +90,36 @@ class HFTarget:
         """[V', D] the head's weight; the embedding's when tied."""
         return self._head
 
+    def draft_shape(self) -> dict[str, Any]:
+        """Sizes a draft layer of the target's own kind has, by `Eagle3Config`'s names."""
+        config = text_config(self.model.config)
+        rope = getattr(config, "rope_parameters", None) or {}
+        return {
+            "hidden_size": self.spec.hidden_size,
+            "target_hidden_size": self.spec.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_heads": config.num_attention_heads,
+            "num_kv_heads": self._shape.num_heads,
+            "head_size": self._shape.head_size,
+            "vocab_size": self._embedding.shape[0],
+            "rms_norm_eps": float(getattr(config, "rms_norm_eps", 1e-6)),
+            "rope_theta": float(rope.get("rope_theta", 10000.0)),
+        }
+
+    def layer_weights(self, index: int) -> dict[str, Tensor]:
+        """Weights of a decoder layer by their Hugging Face names, e.g. `mlp.up_proj.weight`."""
+        layer = self._base.layers[index]
+        return {
+            f"{name}.weight": module.weight.detach()
+            for name, module in layer.named_modules()
+            if isinstance(getattr(module, "weight", None), Tensor)
+        }
+
+    def final_norm(self) -> Tensor | None:
+        """[D] weight of the norm before the head, where there is one."""
+        norm = getattr(self._base, "norm", None)
+        return None if norm is None else norm.weight.detach()
+
     def new_cache(self, num_rows: int, max_length: int) -> SlotCache:
         """An empty cache for rows of up to `max_length` slots, tree nodes included."""
         shape = self._shape
@@ -117,7 +147,7 @@ class HFTarget:
 
         Raises:
             CacheFullError: a row has no room for its tree.
-            NumericError: a logit is NaN; `rows` on the error names the trees it happened to.
+            NumericError: a logit is NaN.
             SettingError: a tap is outside 0..L.
         """
         used = cache.begin(slots, [len(tree) for tree in trees])
@@ -299,13 +329,11 @@ def _check_finite(last_hidden: Tensor, logits: Tensor) -> None:
     sums = sums + logits[:, 0].sum(dim=-1, dtype=torch.float32)
     if not bool(torch.isnan(sums.sum())):
         return
-    rows = tuple(int(row) for row in torch.isnan(sums).nonzero()[:, 0])
-    error = NumericError(
-        f"the target returned NaN for {len(rows)} of {len(sums)} rows of the batch",
+    count = int(torch.isnan(sums).sum())
+    raise NumericError(
+        f"the target returned NaN for {count} of {len(sums)} rows of the batch",
         hint="try --dtype float32; if that helps, the model overflows in this number type",
     )
-    error.rows = rows  # type: ignore[attr-defined]
-    raise error
 
 
 def _cache_argument(base: Any) -> str:
