@@ -1,0 +1,157 @@
+"""`slipstream train`: a drafter for a target, from answers or from features on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli import options as o
+from slipstream.cli.checks import (
+    DEFAULT_MODEL,
+    check_at_least_one,
+    check_model,
+    check_name,
+    check_output_folder,
+)
+from slipstream.cli.output import console, json_output, quiet_libraries
+from slipstream.cli.progress import progress_bar
+from slipstream.errors import DataError, SettingError
+
+
+def train(
+    data: Annotated[
+        Path,
+        typer.Option("--data", metavar="FILE|STORE", help="JSONL with answers, or a store."),
+    ],
+    output: Annotated[Path, typer.Option("--output", metavar="DIR", help="The run's folder.")],
+    model: o.ModelOption = DEFAULT_MODEL,
+    method: o.MethodOption = "eagle3",
+    drafter: Annotated[
+        str | None, typer.Option("--drafter", metavar="FOLDER", help="Start from this drafter.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", help="Optimizer steps.")] = 1000,
+    save_every: Annotated[int, typer.Option("--save-every", help="Steps between states.")] = 200,
+    evaluate_every: Annotated[
+        int, typer.Option("--evaluate-every", help="Steps between evaluations by decoding.")
+    ] = 200,
+    max_length: Annotated[int, typer.Option("--max-length", help="Tokens of a packed row.")] = 1024,
+    rows: Annotated[int, typer.Option("--rows", help="Packed rows of a batch.")] = 1,
+    accumulate: Annotated[int, typer.Option("--accumulate", help="Batches of a step.")] = 1,
+    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 6e-4,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="adamw or muon.")] = "adamw",
+    num_unrolled: Annotated[
+        int, typer.Option("--num-unrolled", help="Steps of the training-time test.")
+    ] = 4,
+    draft_vocab_size: Annotated[
+        int, typer.Option("--draft-vocab-size", help="Target ids the drafter can say.")
+    ] = 8192,
+    initial: Annotated[
+        str, typer.Option("--initial", help="First weights: target (its last layer) or random.")
+    ] = "target",
+    held_out: Annotated[
+        int, typer.Option("--held-out", help="Last texts, kept for evaluation.")
+    ] = 64,
+    eval_prompts: Annotated[
+        int, typer.Option("--eval-prompts", help="Held-out prompts decoded at evaluations.")
+    ] = 8,
+    eval_tokens: Annotated[int, typer.Option("--eval-tokens", help="Tokens decoded of each.")] = 64,
+    max_prompt: Annotated[
+        int | None, typer.Option("--max-prompt", help="Skip rows with longer prompts, tokens.")
+    ] = None,
+    loops: Annotated[
+        str, typer.Option("--loops", help="Repetition loops at an answer's end: keep, cut, drop.")
+    ] = "cut",
+    limit: o.LimitOption = None,
+    seed: o.SeedOption = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing output.")] = False,
+    dtype: o.DtypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    threads: o.ThreadsOption = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Train a drafter; held-out tokens per pass are measured by real decoding as it goes."""
+    check_name("dtype", dtype, o.DTYPES)
+    check_name("loops", loops, ("cut", "drop", "keep"))
+    for name, value in (
+        ("steps", steps), ("save-every", save_every), ("evaluate-every", evaluate_every),
+        ("rows", rows), ("accumulate", accumulate), ("num-unrolled", num_unrolled),
+        ("draft-vocab-size", draft_vocab_size), ("limit", limit), ("threads", threads),
+        ("max-prompt", max_prompt), ("eval-tokens", eval_tokens),
+    ):  # fmt: skip
+        check_at_least_one(name, value)
+    for name, value in (("held-out", held_out), ("eval-prompts", eval_prompts)):
+        if value < 0:
+            raise SettingError(name, value, "0 or more")
+    if max_length < 8:
+        raise SettingError("max-length", max_length, "8 or more")
+    _check_trainable(method)
+    check_model(model)
+    if not data.exists():
+        raise DataError(f"{data}: no such file or folder", "give a JSONL file or a feature store")
+    check_output_folder(output, resume=resume)
+    settings = _config(
+        method=method, steps=steps, rows=rows, max_length=max_length, accumulate=accumulate,
+        learning_rate=learning_rate, optimizer=optimizer, num_unrolled=num_unrolled,
+        draft_vocab_size=draft_vocab_size, initial=initial, seed=seed, save_every=save_every,
+        evaluate_every=evaluate_every, held_out=held_out,
+    )  # fmt: skip
+    quiet_libraries()
+    from slipstream.cli.training import Run
+
+    with json_output(json) as writer:
+        run = Run(
+            settings,
+            output,
+            model=model,
+            drafter=drafter,
+            target_options={"dtype": dtype, "device": device, "threads": threads},
+            say=lambda text: console().print(text, highlight=False),
+        )
+        with progress_bar("extracting") as update:
+            run.extract(
+                data,
+                limit=limit,
+                max_prompt=max_prompt,
+                loops=loops,
+                resume=resume,
+                on_progress=lambda done, total, _tokens, _seconds: update(done, total),
+            )
+        with progress_bar("training") as update:
+            done = run.train(
+                num_prompts=eval_prompts,
+                num_tokens=eval_tokens,
+                on_step=lambda record: update(record["step"], steps),
+            )
+        if json:
+            writer.write(done)
+    if not json:
+        console().print(
+            f"{done['steps']} steps, {done['tokens']:,} tokens, {done['seconds']:.0f} s, "
+            f"held-out tau {done['tau']}: {done['path']}",
+            highlight=False,
+        )
+
+
+def _check_trainable(method: str) -> None:
+    from slipstream import methods
+
+    record = methods.get(method)
+    if not record.is_trainable:
+        names = ", ".join(m.name for m in methods.all() if m.is_trainable)
+        raise SettingError("method", method, f"one that is trained: {names}")
+
+
+def _config(**settings: Any) -> Any:
+    """A `TrainConfig`; its complaints become ours, naming the option."""
+    from pydantic import ValidationError
+
+    from slipstream.train.config import TrainConfig
+
+    try:
+        return TrainConfig(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0]).replace("_", "-")
+        raise SettingError(name, first["input"], first["msg"]) from error
