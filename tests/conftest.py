@@ -9,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+
 from fakes import TableTarget
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))

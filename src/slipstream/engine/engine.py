@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -141,11 +142,12 @@ class Engine:
         many = [prompts] if is_one else list(prompts)
         requests = [self.request(prompt, index, **options) for index, prompt in enumerate(many)]
         results: list[Result | None] = [None] * len(requests)
-        for request in self._run(requests, num_rows):
-            if request.is_finished:
-                result = results[request.prompt_index] = request.result()
-                if on_result is not None:
-                    on_result(result)
+        with closing(self._run(requests, num_rows)) as rows:
+            for row in rows:
+                if row.is_finished:
+                    result = results[row.prompt_index] = row.result()
+                    if on_result is not None:
+                        on_result(result)
         return results[0] if is_one else results
 
     def stream(self, prompt: Prompt, **options: object) -> Iterator[Piece]:
@@ -225,9 +227,10 @@ class Engine:
         )
 
     def _pieces(self, request: Request) -> Iterator[Piece]:
-        for row in self._run([request], 1):
-            text, token_ids = row.take()
-            yield Piece(text, token_ids, row.result() if row.is_finished else None)
+        with closing(self._run([request], 1)) as rows:
+            for row in rows:
+                text, token_ids = row.take()
+                yield Piece(text, token_ids, row.result() if row.is_finished else None)
 
     def _run(self, requests: Sequence[Request], num_rows: int) -> Iterator[Request]:
         """Yield each row after its prefill and after each of its steps, until all are finished."""

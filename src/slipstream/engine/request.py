@@ -146,9 +146,7 @@ class Request:
         for token in tokens:
             taken.append(token)
             self.tokens.append(token)
-            if token in self.stop_ids:
-                self.finish_reason = "stop"
-            elif self._completes_stop_string(token):
+            if token in self.stop_ids or self._completes_stop_string(token):
                 self.finish_reason = "stop"
             elif len(self.tokens) - self.num_prompt >= self.limit:
                 self.finish_reason = "length"

@@ -13,7 +13,8 @@ from typing import Protocol
 from slipstream.errors import SettingError
 
 REPLACEMENT = "\ufffd"
-MAX_HELD = 32  # tokens; a character spans at most 4 bytes, so more is not valid text
+MAX_PARTIAL = 3  # tokens of an unfinished character: it has at most 3 of its 4 bytes
+MAX_HELD = 32  # tokens; a window that stays undecodable this long is not valid text
 
 
 class Decoder(Protocol):
@@ -26,41 +27,35 @@ class Decoder(Protocol):
 class Detokenizer:
     """Turns token ids into text piece by piece; the pieces join to the decoding of all ids.
 
-    The window keeps the tokens of the last complete piece as context, because some tokenizers
-    treat the first token of a text differently.
+    New tokens are decoded after those of the last piece, because some tokenizers treat the first
+    token of a text differently.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._window: list[int] = []  # tokens decoded together, from a character boundary
-        self._num_context = 0  # of them, tokens whose text is out
-        self._shown = ""  # text of the window that is out
+        self._context: list[int] = []  # tokens of the last piece, already told
+        self._told = ""  # their text
+        self._held: list[int] = []  # tokens whose text is not told yet
 
     def push(self, ids: Sequence[int]) -> str:
         """Text that became certain with these tokens, possibly empty."""
-        if not ids:
-            return ""
-        self._window += ids
-        text = self._decoder.decode(self._window)
-        certain = text.rstrip(REPLACEMENT)
-        is_complete = certain == text and text.startswith(self._shown)
-        if is_complete or len(self._window) - self._num_context > MAX_HELD:
-            return self._advance(text)
-        if not certain.startswith(self._shown):
-            return ""
-        piece = certain[len(self._shown) :]
-        self._shown = certain
-        return piece
+        self._held += ids
+        for num_partial in range(min(MAX_PARTIAL + 1, len(self._held))):
+            size = len(self._held) - num_partial
+            text = self._decoder.decode(self._context + self._held[:size])
+            if not text.endswith(REPLACEMENT) and text.startswith(self._told):
+                return self._tell(text, size)
+        return self.flush() if len(self._held) > MAX_HELD else ""
 
     def flush(self) -> str:
         """Whatever is held back, as the tokenizer decodes it."""
-        return self._advance(self._decoder.decode(self._window)) if self._window else ""
+        text = self._decoder.decode(self._context + self._held)
+        return self._tell(text, len(self._held)) if self._held else ""
 
-    def _advance(self, text: str) -> str:
-        piece = text[len(self._shown) :]
-        self._window = self._window[self._num_context :]
-        self._num_context = len(self._window)
-        self._shown = self._decoder.decode(self._window)
+    def _tell(self, text: str, size: int) -> str:
+        piece = text[len(self._told) :]
+        self._context, self._held = self._held[:size], self._held[size:]
+        self._told = self._decoder.decode(self._context)
         return piece
 
 
