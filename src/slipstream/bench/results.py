@@ -6,6 +6,7 @@ A row is one method on one task at one temperature and batch size. Names are the
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -197,8 +198,28 @@ def check_output(path: Path, *, overwrite: bool) -> None:
         raise OutputError(f"output {path} exists", "choose another --output, or --overwrite")
     if not path.parent.is_dir():
         raise OutputError(f"output folder {path.parent} does not exist", "make it first")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OutputError(f"output folder {path.parent} cannot be written", "choose another")
 
 
 def dumps(value: object) -> str:
     """JSON text of a result, indented, without NaN."""
     return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: a temporary neighbour, then a rename.
+
+    Raises:
+        OutputError: the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise OutputError(
+            f"output {path} cannot be written: {error.strerror or error}", "choose another --output"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)

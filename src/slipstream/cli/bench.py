@@ -10,7 +10,7 @@ import typer
 
 from slipstream.cli import options as o
 from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one
-from slipstream.cli.output import console, json_output, quiet_libraries, write_text
+from slipstream.cli.output import console, json_output, quiet_libraries
 from slipstream.cli.progress import progress_bar
 from slipstream.cli.tasks import (
     TaskLimitOption,
@@ -145,10 +145,10 @@ def _announce(target: Any, encoded: dict[str, list[BenchPrompt]], raw: bool) -> 
 
 
 def _write(report: BenchReport, output: Path) -> None:
-    from slipstream.bench.results import dumps
+    from slipstream.bench.results import dumps, write_whole
 
-    write_text(output, dumps(report.to_dict()))
-    write_text(output.with_suffix(".svg"), chart(report))
+    write_whole(output, dumps(report.to_dict()))
+    write_whole(output.with_suffix(".svg"), chart(report))
 
 
 def chart(report: BenchReport) -> str:
