@@ -285,6 +285,18 @@ def test_drawn_siblings_in_sorted_order_have_the_exact_wrong_law():
     assert law == {(0,): Fr(5, 9), (1,): Fr(11, 36), (2,): Fr(5, 36)}
 
 
+def test_drawn_siblings_must_not_be_pruned():
+    """Two independent draws, the one with the lower id kept: a survives with 3/4, not 1/2."""
+    half = table({(): [Fr(1, 2), Fr(1, 2)]})
+    rule = top_down(with_replacement)
+
+    def first_of_sorted(tokens, q):
+        return sort_by_q(tokens, q)[:1]
+
+    law = emitted_law(drawn_step(rule, half, half, (2,), order=first_of_sorted), half, horizon=1)
+    assert law == {(0,): Fr(3, 4), (1,): Fr(1, 4)}
+
+
 def test_sorted_order_is_biased_almost_always():
     biased = 0
     for seed in range(10):
