@@ -26,7 +26,8 @@ ALLOWED = {
     "models": GROUND | {"trees", "cache", "target.protocol"},
     "verify": GROUND | {"trees"},
     "formats": GROUND | {"models", "target.protocol"},
-    "drafters": GROUND | {"models", "trees", "cache", "target.protocol", "formats"},
+    "drafters": GROUND
+    | {"models", "trees", "cache", "target.protocol", "target.packed", "formats"},
     "engine": GROUND
     | {"drafters.protocol", "verify.protocol", "target.protocol", "cache", "trees"},
     "data": GROUND | {"engine", "target", "models"},

@@ -39,7 +39,7 @@ def train(
     max_length: Annotated[int, typer.Option("--max-length", help="Tokens of a packed row.")] = 1024,
     rows: Annotated[int, typer.Option("--rows", help="Packed rows of a batch.")] = 1,
     accumulate: Annotated[int, typer.Option("--accumulate", help="Batches of a step.")] = 1,
-    learning_rate: Annotated[float, typer.Option("--learning-rate")] = 6e-4,
+    learning_rate: Annotated[float, typer.Option("--learning-rate", help="Highest.")] = 1e-3,
     optimizer: Annotated[str, typer.Option("--optimizer", help="adamw or muon.")] = "adamw",
     num_unrolled: Annotated[
         int, typer.Option("--num-unrolled", help="Steps of the training-time test.")

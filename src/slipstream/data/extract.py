@@ -107,7 +107,8 @@ def prepare(
             return None
         if loops == "cut":
             tokens, mask = tokens[: first + loop], mask[: first + loop]
-    return Text(tokens, mask, greedy=conversation.response_ids is not None)
+    own = conversation.response_ids is not None and not conversation.temperature
+    return Text(tokens, mask, greedy=own)
 
 
 def extract_shards(

@@ -20,7 +20,7 @@ class TrainConfig(BaseModel):
     rows: int = Field(1, ge=1, description="packed rows of a batch")
     max_length: int = Field(1024, ge=8, description="tokens of a packed row")
     accumulate: int = Field(1, ge=1, description="batches of an optimizer step")
-    learning_rate: float = Field(6e-4, gt=0)
+    learning_rate: float = Field(1e-3, gt=0)
     warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps")
     final_rate: float = Field(0.02, ge=0, le=1, description="last learning rate over the highest")
     weight_decay: float = Field(0.0, ge=0)

@@ -15,6 +15,11 @@ from slipstream.models.eagle3 import Eagle3
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
 
+SOFTEN = 0.5
+"""Scale of the target's final norm at the start: a fresh drafter should not be as sure of itself.
+After 36 steps of 768 tokens on the default model the loss was 5.5 with it (learning rate 1e-3),
+5.9 without (6e-4), and 6.8 from random weights (6e-4)."""
+
 
 @torch.no_grad()
 def initialise(
@@ -45,7 +50,7 @@ def initialise(
     if layer is None:
         return
     if final_norm is not None and final_norm.shape == model.norm.weight.shape:
-        model.norm.weight.copy_(final_norm)
+        model.norm.weight.copy_(final_norm * SOFTEN)
     hidden = model.config.hidden_size
     mid = model.midlayer
     for name in ("q_proj", "k_proj", "v_proj"):

@@ -1,0 +1,177 @@
+"""EAGLE-3 folders: round trips, foreign spellings, and every way a folder can be wrong."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError
+from slipstream.formats import eagle3
+from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.models.eagle3 import Eagle3, Eagle3Config
+from slipstream.models.vocabulary import DraftVocabulary
+
+V, U, D = 97, 40, 48
+
+
+@pytest.fixture
+def made():
+    torch.manual_seed(0)
+    config = Eagle3Config(D, 64, 6, 2, 16, V, U, (1, 2, 3), D, 1e-5, 5e5, None, 256)
+    return Eagle3Checkpoint(Eagle3(config), DraftVocabulary(torch.randperm(V)[:U].sort().values, V))
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    eagle3.write(made, tmp_path / "drafter", card={"method": "eagle3"}, dtype=torch.float32)
+    return tmp_path / "drafter"
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def edit_tensors(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file({k: t.contiguous() for k, t in tensors.items()}, folder / "model.safetensors")
+
+
+def test_round_trip_is_the_identity(made, folder, tmp_path):
+    again = eagle3.read(folder)
+    assert again.model.config == made.model.config
+    assert torch.equal(again.vocabulary.target_ids, made.vocabulary.target_ids)
+    for name, tensor in made.model.state_dict().items():
+        assert torch.equal(tensor, again.model.state_dict()[name]), name
+    eagle3.write(again, tmp_path / "second", dtype=torch.float32)
+    first, second = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "second"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_the_map_is_stored_as_offsets(made, folder):
+    tensors = load_file(folder / "model.safetensors")
+    ids = torch.arange(U) + tensors["d2t"]
+    assert torch.equal(ids, made.vocabulary.target_ids)
+    assert torch.equal(tensors["t2d"].nonzero().flatten(), ids)
+
+
+def test_nothing_random_is_exported(made, folder):
+    """Every stored tensor equals the one in memory; the embedding is absent (B81)."""
+    tensors = load_file(folder / "model.safetensors")
+    assert set(tensors) == {*made.model.state_dict(), "d2t", "t2d"}
+
+
+def test_other_spellings_are_read(made, folder):
+    """`layers.0.`, a `model.` prefix, a stored embedding, nested rope keys (B67, B84)."""
+
+    def respell(tensors):
+        for name in list(tensors):
+            if name.startswith("midlayer."):
+                other = "model.layers.0." + name.removeprefix("midlayer.")
+                tensors[other] = tensors.pop(name).clone()
+        tensors["embed_tokens.weight"] = torch.zeros(V, D)
+
+    edit_tensors(folder, respell)
+    edit_config(folder, rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
+    again = eagle3.read(folder)
+    assert again.model.config == made.model.config
+    assert torch.equal(again.model.frequencies, made.model.frequencies)
+
+
+def test_rope_scaling_survives(made, folder):
+    """B64: scaled frequencies are read and differ from unscaled ones."""
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    edit_config(folder, rope_scaling=scaling)
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(
+        hidden_size=D, num_attention_heads=6, head_dim=16,
+        rope_parameters=scaling | {"rope_theta": 5e5},
+    )  # fmt: skip
+    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    ours = eagle3.read(folder).model.frequencies
+    assert torch.allclose(ours, expected, rtol=1e-6)
+    assert not torch.allclose(ours, made.model.frequencies)
+
+
+def test_official_files_without_taps_get_the_papers(folder):
+    edit_config(folder, slipstream=None, eagle_config=None)
+    assert eagle3.read(folder, target_layers=30).model.config.taps == (2, 15, 27)
+
+
+def test_full_vocabulary_needs_no_map(tmp_path):
+    model = Eagle3(Eagle3Config(D, 64, 6, 2, 16, V, V, (1, 2, 3), D))
+    eagle3.write(Eagle3Checkpoint(model, DraftVocabulary.full(V)), tmp_path / "full")
+    assert "d2t" not in load_file(tmp_path / "full" / "model.safetensors")
+    assert eagle3.read(tmp_path / "full").vocabulary.is_full
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda f: edit_tensors(f, lambda t: t.pop("fc.weight")), r"missing tensors \['fc"),
+        (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))), r"unknown.*extra"),
+        (lambda f: edit_tensors(f, lambda t: t.update(d2t=torch.zeros(U).long() - torch.arange(U))),
+         "ascending"),
+        (lambda f: edit_tensors(f, lambda t: t.update(t2d=torch.zeros(V).bool())), "t2d"),
+        (lambda f: edit_tensors(f, lambda t: (t.pop("d2t"), t.pop("t2d"))), "no d2t"),
+        (lambda f: edit_config(f, hidden_size=64), "fc.weight|config.json says"),
+        (lambda f: edit_config(f, intermediate_size=65), "mlp.*config.json says"),
+        (lambda f: edit_config(f, draft_vocab_size=U - 1), "config.json says|lm_head"),
+        (lambda f: edit_config(f, num_key_value_heads=4), "divide"),
+        (lambda f: edit_config(f, vocab_size=None), "cannot be read"),
+        (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (lambda f: (f / "model.safetensors").unlink(), "neither"),
+        (lambda f: (f / "model.safetensors").write_bytes(
+            (f / "model.safetensors").read_bytes()[:-100]), "truncated"),
+        (lambda f: edit_tensors(f, lambda t: [t.pop(k) for k in list(t) if "midlayer" in k]),
+         "no EAGLE-3"),
+    ],
+)  # fmt: skip
+def test_a_wrong_folder_is_refused_with_the_reason(folder, spoil, says):
+    spoil(folder)
+    with pytest.raises(CheckpointError, match=says):
+        eagle3.read(folder)
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="does not exist"):
+        eagle3.read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"vocab_size": 98}, "vocabulary 97.*has 98"),
+        ({"hidden_size": 64}, "hidden size 48.*has 64"),
+        ({"num_layers": 2}, "reads layer 3.*has 2"),
+    ],
+)
+def test_another_target_is_refused(made, changes, says):
+    facts = {"vocab_size": V, "hidden_size": D, "num_layers": 4, "name": "tiny"} | changes
+    with pytest.raises(DrafterMismatchError, match=says):
+        eagle3.check_target(made.model.config, **facts)
+
+
+def test_an_existing_folder_is_kept(made, folder):
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(OutputError, match="exists"):
+        eagle3.write(made, folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+    eagle3.write(made, folder, overwrite=True)
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["drafter"]
+
+
+def test_an_unwritable_place_leaves_nothing(made, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        eagle3.write(made, tmp_path / "file" / "drafter")

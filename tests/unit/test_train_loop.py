@@ -1,0 +1,163 @@
+"""The training loop: it learns, and a killed run resumes to the same bits."""
+
+import json
+
+import pytest
+import torch
+
+from slipstream.data.store import Sample, Store, StoreIndex, StoreWriter
+from slipstream.errors import CheckpointError, DataError, OutputError
+from slipstream.models.eagle3 import Eagle3, Eagle3Config
+from slipstream.models.readout import Readout
+from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.train.checkpoint import load_state, save_state, states
+from slipstream.train.config import TrainConfig
+from slipstream.train.initial import initialise
+from slipstream.train.loop import Batches, make_optimizers, measure, train
+from slipstream.train.objectives.ttt import TrainingTimeTest
+
+V, D, U = 31, 12, 19
+
+
+@pytest.fixture
+def store(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    embedding = torch.randn(V, D, generator=generator)
+    writer = StoreWriter(tmp_path / "store", StoreIndex("tiny", [0, 1, 2], D, V))
+    writer.write_readout(Readout(embedding, torch.randn(V, D, generator=generator)))
+    for shard in range(3):
+        samples = []
+        for _ in range(6):
+            length = int(torch.randint(6, 20, (1,), generator=generator))
+            tokens = torch.randint(0, V, (length,), generator=generator)
+            samples.append(
+                Sample(
+                    tokens,
+                    torch.arange(length) > 1,
+                    torch.cat([tokens[1:], tokens[:1]]),
+                    torch.randn(length, 3 * D, generator=generator),
+                    torch.randn(length, D, generator=generator),
+                )
+            )
+        writer.append(samples, source_rows=6 * (shard + 1))
+    return Store(tmp_path / "store")
+
+
+def setup(store, **changes):
+    settings = {
+        "steps": 12, "max_length": 32, "num_unrolled": 2, "save_every": 3, "evaluate_every": 6,
+        "learning_rate": 1e-2, "draft_vocab_size": U, "accumulate": 2,
+    }  # fmt: skip
+    config = TrainConfig(**settings | changes)
+    vocabulary = DraftVocabulary.from_counts(store.supervised_counts(), U)
+    model = Eagle3(Eagle3Config(D, 16, 4, 2, 6, V, U, (0, 1, 2), D))
+    readout = store.readout()
+    initialise(model, vocabulary, readout, layer=None, final_norm=None,
+               generator=torch.Generator().manual_seed(1))  # fmt: skip
+    objective = TrainingTimeTest(vocabulary, num_unrolled=config.num_unrolled)
+    return config, model, objective, readout, Batches(store, range(15), config)
+
+
+class Killed(Exception):
+    pass
+
+
+def run(store, folder, *, kill_at=None, **changes):
+    folder.mkdir(exist_ok=True)
+    config, model, objective, readout, batches = setup(store, **changes)
+    records = []
+
+    def on_step(record):
+        records.append(record)
+        if record["step"] == kill_at:
+            raise Killed
+
+    try:
+        train(model, objective, readout, batches, config, folder, on_step=on_step)
+    except Killed:
+        pass
+    return model, records
+
+
+@pytest.mark.parametrize("kill_at", [1, 3, 4, 8, 11])
+def test_a_resumed_run_ends_in_the_same_bits(store, tmp_path, kill_at):
+    whole, _ = run(store, tmp_path / "whole")
+    run(store, tmp_path / "cut", kill_at=kill_at)
+    resumed, _ = run(store, tmp_path / "cut")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    lines = [
+        [json.loads(line) for line in (tmp_path / f / "metrics.jsonl").read_text().splitlines()]
+        for f in ("whole", "cut")
+    ]
+    for first, second in zip(*lines, strict=True):
+        for key in ("step", "tokens", "loss", "prefix_accuracy", "learning_rate"):
+            assert first[key] == second[key]
+    assert [r["step"] for r in lines[0]] == list(range(1, 13))
+
+
+def test_a_torn_metrics_line_is_dropped_on_resume(store, tmp_path):
+    run(store, tmp_path / "cut", kill_at=7)
+    path = tmp_path / "cut" / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 8, "lo')
+    run(store, tmp_path / "cut")
+    assert [json.loads(x)["step"] for x in path.read_text().splitlines()] == list(range(1, 13))
+
+
+def test_a_torn_state_is_refused_and_the_one_before_is_kept(store, tmp_path):
+    run(store, tmp_path / "run", kill_at=7)
+    newest = states(tmp_path / "run")[-1]
+    newest.write_bytes(newest.read_bytes()[:-50])
+    _, model, *_ = setup(store)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_state(newest, model, [])
+    assert len(states(tmp_path / "run")) == 2
+
+
+def test_a_state_of_another_network_is_refused(store, tmp_path):
+    config, model, *_ = setup(store)
+    path = save_state(tmp_path, 1, model, make_optimizers(model, config), {})
+    other = Eagle3(Eagle3Config(D, 20, 4, 2, 6, V, U, (0, 1, 2), D))
+    with pytest.raises(CheckpointError, match="another network"):
+        load_state(path, other, [])
+
+
+def test_training_lowers_the_held_out_measure_it_reports(store, tmp_path):
+    config, model, objective, readout, batches = setup(store, steps=60)
+    held = [batches(0)]
+    before = measure(model, objective, readout, held)
+    done = train(model, objective, readout, batches, config, tmp_path, held_out=held)
+    assert done.last["held_out_loss"] < before["held_out_loss"] - 0.3
+    assert done.last["chain_tau"] > before["chain_tau"]
+    assert done.steps == 60 and done.tokens > 0
+
+
+def test_muon_and_adamw_both_resume(store, tmp_path):
+    whole, _ = run(store, tmp_path / "whole", optimizer="muon")
+    run(store, tmp_path / "cut", kill_at=5, optimizer="muon")
+    resumed, _ = run(store, tmp_path / "cut", optimizer="muon")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(),
+                                                 strict=True))  # fmt: skip
+
+
+def test_the_store_gives_back_what_was_written(store):
+    assert len(store) == 18 and sum(store.lengths) == store.index.num_tokens
+    one = store[7]
+    assert len(one) == store.lengths[7]
+    assert torch.equal(one.best[:-1], one.tokens[1:])
+    assert int(store.supervised_counts([7]).sum()) == int(one.loss_mask.sum())
+
+
+def test_a_folder_that_is_no_store_is_refused(store, tmp_path):
+    with pytest.raises(DataError, match="no index"):
+        Store(tmp_path)
+    (store.folder / "shard-00001.safetensors").unlink()
+    with pytest.raises(DataError, match="misses shard-00001"):
+        Store(store.folder)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_work(tmp_path):
+    from slipstream.data.store import check_room
+
+    with pytest.raises(OutputError, match="GB are free"):
+        check_room(tmp_path, 10**18)
