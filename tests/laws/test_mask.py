@@ -80,10 +80,25 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
     return path[::-1]
 
 
-def plain_logits(plain: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
-    """[V] logits of the last token."""
+def plain_logits(plain: torch.nn.Module, texts: list[list[int]]) -> torch.Tensor:
+    """[B, V] logits of each text's last token; padding on the right is not seen by it."""
+    lengths = torch.tensor([len(text) for text in texts])
+    padded = torch.zeros(len(texts), int(lengths.max()), dtype=torch.int64)
+    for row, text in enumerate(texts):
+        padded[row, : len(text)] = torch.tensor(text)
     with torch.no_grad():
-        return plain(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        logits = plain(padded, use_cache=False).logits
+    return logits[torch.arange(len(texts)), lengths - 1]
+
+
+def node_logits(plain: torch.nn.Module, prompt: list[int], tree: DraftTree) -> torch.Tensor:
+    """[N, V] logits of every node from a plain pass over the prompt and its root path."""
+    paths = [path_to(tree, node) for node in range(len(tree))]
+    return plain_logits(plain, [prompt + tree.tokens[path].tolist() for path in paths])
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -137,11 +152,7 @@ def test_tree_pass_equals_one_pass_per_path(name: str, seed: int) -> None:
     cache.commit(0, range(len(prompt)))
     output = target.forward([tree], cache, [0])
     assert output.logits.shape == (1, len(tree), 97)
-    for node in range(len(tree)):
-        tokens = prompt + tree.tokens[path_to(tree, node)].tolist()
-        torch.testing.assert_close(
-            output.logits[0, node], plain_logits(plain, tokens), atol=1e-4, rtol=1e-4
-        )
+    assert_same(output.logits[0], node_logits(plain, prompt, tree))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -155,19 +166,14 @@ def test_ragged_rows_equal_rows_alone(name: str) -> None:
         cache = target.new_cache(4, 40)
         chunks = [DraftTree.chain(prompt) for prompt in prompts]
         output = target.forward(chunks, cache, slots, last_only=True)
+        assert_same(output.logits[:, 0], plain_logits(plain, prompts))
         for row, prompt in enumerate(prompts):
-            torch.testing.assert_close(
-                output.logits[row, 0], plain_logits(plain, prompt), atol=1e-4, rtol=1e-4
-            )
             cache.commit(slots[row], range(len(prompt)))
         output = target.forward(trees, cache, slots, taps=(0, 2, 4))
         assert torch.isfinite(output.logits).all() and torch.isfinite(output.features).all()
         for row, tree in enumerate(trees):
-            for node in range(len(tree)):
-                tokens = prompts[row] + tree.tokens[path_to(tree, node)].tolist()
-                torch.testing.assert_close(
-                    output.logits[row, node], plain_logits(plain, tokens), atol=1e-4, rtol=1e-4
-                )
+            expected = node_logits(plain, prompts[row], tree)
+            assert_same(output.logits[row, : len(tree)], expected)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-half-window", "mistral-window"])
@@ -184,7 +190,7 @@ def test_chunked_prefill_equals_unchunked(name: str) -> None:
             part = DraftTree.chain(prompt[start : start + chunk])
             logits.append(target.forward([part], cache, [0]).logits[0])
             cache.commit(0, range(len(part)))
-        torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=1e-4)
+        assert_same(torch.cat(logits), expected)
 
 
 def test_wide_passes_are_not_folded_and_equal() -> None:
@@ -196,8 +202,4 @@ def test_wide_passes_are_not_folded_and_equal() -> None:
     target.forward([DraftTree.chain(prompt)], cache, [0])
     cache.commit(0, range(3))
     output = target.forward([tree], cache, [0])
-    for node in range(0, 80, 7):
-        tokens = prompt + tree.tokens[path_to(tree, node)].tolist()
-        torch.testing.assert_close(
-            output.logits[0, node], plain_logits(plain, tokens), atol=1e-4, rtol=1e-4
-        )
+    assert_same(output.logits[0], node_logits(plain, prompt, tree))

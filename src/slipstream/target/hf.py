@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
@@ -286,9 +285,9 @@ def load_target(
             source, config=config, dtype=number_type, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        if isinstance(error, SlipstreamError):
-            raise
+    except SlipstreamError:
+        raise
+    except Exception as error:  # whatever the loader met in the files
         raise unreadable(name, error) from error
     check_complete(name, report, text_config(config).num_hidden_layers)
     return HFTarget(model.to(place), tokenizer, name=name, packed=packed)
@@ -307,9 +306,9 @@ def write_dequantised(gguf: Path, folder: Path) -> None:
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError) as error:
-        if isinstance(error, SlipstreamError):
-            raise
+    except SlipstreamError:
+        raise
+    except Exception as error:  # whatever the loader met in the file
         raise unreadable(str(gguf), error) from error
     # A model read from GGUF calls itself quantised and refuses to be saved, though it is not.
     if hasattr(model.config, "quantization_config"):

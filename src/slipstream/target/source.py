@@ -52,7 +52,7 @@ def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
 
 def unreadable(name: str, error: Exception) -> SlipstreamError:
     """The error a user sees for what the loader raised."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    reason = " ".join(str(error).split()) or type(error).__name__
     if "Unrecognized configuration class" in reason:
         return UnsupportedTargetError(f"{name} is not a causal language model")
     is_local = name in embedded.CATALOGUE or Path(name).expanduser().exists()
