@@ -214,3 +214,56 @@ def test_results_are_never_replaced_unasked(tmp_path):
     path.write_text('{"kind": "slipstream bench", "schema": 99}', encoding="utf-8")
     with pytest.raises(DataError, match="schema 99"):
         results.read(path)
+
+
+def test_people_see_every_row_and_a_chart(capsys):
+    from slipstream.cli import bench as cli
+
+    engines, _ = spies()
+    report = run(engines, RunSettings(20, temperatures=(0.0, 0.8)))
+    cli._show(report, None)
+    shown = capsys.readouterr().out
+    assert shown.count("\noracle") == 2 and "T=0.8" in shown and "5/5" in shown
+    chart = cli.chart(report)
+    assert chart.startswith("<svg") and "oracle" in chart and "T=0.8" in chart
+
+
+def test_progress_says_what_is_left_once_it_knows():
+    from slipstream.cli.progress import Estimate
+
+    clock = iter([100.0, 110.0, 300.0])
+    estimate = Estimate(now=lambda: next(clock))
+    assert estimate.left(1, 21) == ""
+    assert estimate.left(2, 10) == "about 80 s left"
+    assert estimate.left(3, 21) == "about 30 min left"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["bench", "--methods", "eagel3"], "eagle3"),
+        (["bench", "--methods", "eagle3:budget=0"], "1 or more"),
+        (["bench", "--methods", "ngram", "--tasks", "mt_bensh"], "mt_bench"),
+        (["bench", "--methods", "ngram", "--temperature", "warm"], "numbers"),
+        (["bench", "--methods", "ngram", "--temperature", "-1"], "0 or more"),
+        (["bench", "--methods", "ngram", "--rows", "0"], "1 or more"),
+        (["bench", "--methods", "ngram", "--output", "r.txt"], ".json"),
+        (["bench", "--methods", "eagle3:drafter=/no/such/folder"], "/no/such/folder"),
+        (["verify", "--method", "nogram"], "ngram"),
+        (["verify", "--method", "ngram", "--rows", "0"], "1 or more"),
+        (["verify", "--method", "ngram", "--verifier", "token", "--temperature", "1"], "walk"),
+        (["verify", "--method", "ngram", "--prompts", "missing.jsonl"], "missing.jsonl"),
+    ],
+)
+def test_wrong_input_is_one_error_before_anything_loads(arguments, says, capsys, monkeypatch):
+    import typer
+
+    from slipstream import assemble
+    from slipstream.cli.main import app
+
+    monkeypatch.setattr(assemble, "load", lambda *a, **k: pytest.fail("loaded"))
+    with pytest.raises(SystemExit) as stopped:
+        typer.main.get_command(app).main(arguments, prog_name="slipstream")
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and says in printed.err and "Traceback" not in printed.err

@@ -19,6 +19,7 @@ from slipstream.cli.tasks import (
     load_engines,
     prompt_mode,
     read_texts,
+    setups_of,
     twin_of,
 )
 from slipstream.errors import SettingError
@@ -45,7 +46,9 @@ def bench(
     temperature: Annotated[
         str, typer.Option("--temperature", help="One, or several separated by commas; 0 is greedy.")
     ] = "0",
-    rows: Annotated[str, typer.Option("--rows", help="Batch sizes, separated by commas.")] = "1",
+    rows: Annotated[
+        str, typer.Option("--rows", "--num-rows", help="Batch sizes, separated by commas.")
+    ] = "1",
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
     seed: o.SeedOption = 0,
@@ -74,6 +77,7 @@ def bench(
     for each in temperatures:
         o.Decoding(max_new_tokens, each, top_k, top_p, seed)
     setup = o.Setup(model, "none", None, dtype=dtype, device=device, threads=threads)
+    setups = setups_of(setup, specs, drafter)
     with json_output(json) as writer:
         if output is not None:
             _check_output(output, overwrite)
@@ -81,7 +85,7 @@ def bench(
         quiet_libraries()
         from slipstream.bench import runner
 
-        engines = load_engines(setup, specs, drafter)
+        engines = load_engines(setups)
         target = engines["none"].target
         encoded = encode_tasks(target, texts, raw=raw)
         settings = runner.RunSettings(max_new_tokens, temperatures, sizes, top_k, top_p, seed)
@@ -170,14 +174,26 @@ def chart(report: BenchReport) -> str:
 
 def _label(report: BenchReport, row: Row) -> str:
     """The method, and what else tells the rows apart."""
-    parts = [row.method]
+    return " · ".join([row.method, *_place(report, row)])
+
+
+def _place(report: BenchReport, row: Row) -> list[str]:
+    """Task, temperature and batch size, where the report has several."""
+    parts = []
     if len({each.task for each in report.rows}) > 1:
         parts.append(row.task)
     if len({each.temperature for each in report.rows}) > 1:
         parts.append(f"T={row.temperature:g}")
     if len({each.num_rows for each in report.rows}) > 1:
         parts.append(f"{row.num_rows} rows")
-    return " · ".join(parts)
+    return parts
+
+
+LEGEND = (
+    "tokens/s: after prefill; time: draft/target/other, % of decoding; equal: answers like plain "
+    "decoding's, + true ties, ! different; loops: answers that end in a repetition, and τ without "
+    "them; eff: speed-up over what τ and the pass times allow; 95% intervals over prompts"
+)
 
 
 def _show(report: BenchReport, output: Path | None) -> None:
@@ -186,62 +202,69 @@ def _show(report: BenchReport, output: Path | None) -> None:
     from rich.table import Table
 
     screen = Console(highlight=False)
-    headings = (
-        "method",
-        "τ",
-        "speed-up",
-        "tokens/s",
-        "draft",
-        "target",
-        "other",
-        "equal",
-        "ties",
-        "differ",
-        "loops",
-        "τ w/o",
-        "efficiency",
-    )
-    table = Table(*headings, box=None, pad_edge=False)
+    table, last = None, None
     for row in report.rows:
-        table.add_row(escape(_label(report, row)), *_cells(row))
-    screen.print(table)
+        place = " · ".join(_place(report, row))
+        if table is None or place != last:
+            if table is not None:
+                screen.print(table)
+            names = ("τ", "speed-up", "tokens/s", "time", "equal", "loops", "eff")
+            title = escape(place) if place else None
+            table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+            table.add_column("method", overflow="fold", min_width=8)
+            for name in names:
+                table.add_column(name, no_wrap=True)
+            last = place
+        table.add_row(escape(row.method), *_cells(row))
+    if table is not None:
+        screen.print(table)
+    _footer(screen, report, output)
+
+
+def _footer(screen: Any, report: BenchReport, output: Path | None) -> None:
+    """Where it was measured, what the columns mean, and what a reader must know."""
+    from rich.markup import escape
+
     place = report.environment
-    screen.print(
-        f"{escape(str(place['model']))} {place['dtype']}, {escape(str(place['cpu']))}, "
-        f"{place['num_threads']} threads; 95% intervals over prompts; draft, target and other are "
-        "shares of decoding time, tokens/s leaves prefill out",
-        style="dim",
-    )
+    where = f"{place['model']} {place['dtype']}, {place['cpu']}, {place['num_threads']} threads"
+    screen.print(f"{escape(where)}\n{LEGEND}", style="dim")
     for note in report.notes:
         screen.print(f"note: {escape(note)}", style="yellow")
     if output is not None:
-        screen.print(
-            f"written: {escape(str(output))} and {escape(output.with_suffix('.svg').name)}"
-        )
+        beside = output.with_suffix(".svg").name
+        screen.print(f"written: {escape(str(output))} and {escape(beside)}")
 
 
 def _cells(row: Row) -> list[str]:
-    total = row.draft_seconds + row.target_seconds + row.other_seconds
-
-    def share(part: float) -> str:
-        return f"{part / total:.0%}" if total else ""
-
+    parts = (row.draft_seconds, row.target_seconds, row.other_seconds)
+    total = sum(parts)
+    loops = f"{row.loops:.0%}"
+    if row.loops:
+        loops += f" ({_number(row.tau_without_loops) or '-'})"
     return [
-        _number(row.tau, row.tau_ci),
+        _number(row.tau),
         _number(row.speedup, row.speedup_ci),
-        _number(row.decode_tokens_per_second),
-        share(row.draft_seconds),
-        share(row.target_seconds),
-        share(row.other_seconds),
-        *("" if n is None else str(n) for n in (row.identical, row.ties, row.different)),
-        f"{row.loops:.0%}",
-        _number(row.tau_without_loops),
-        "" if row.efficiency is None else f"{row.efficiency:.2f}",
+        _number(row.decode_tokens_per_second, digits=1),
+        "/".join(f"{100 * part / total:.0f}" for part in parts) if total else "",
+        _equal(row),
+        loops,
+        _number(row.efficiency),
     ]
 
 
-def _number(value: float | None, interval: tuple[float, float] | None = None) -> str:
+def _equal(row: Row) -> str:
+    if row.identical is None:
+        return "not promised"
+    text = f"{row.identical}/{row.num_prompts}"
+    return (
+        text + (f" +{row.ties}" if row.ties else "") + (f" !{row.different}" * bool(row.different))
+    )
+
+
+def _number(
+    value: float | None, interval: tuple[float, float] | None = None, *, digits: int = 2
+) -> str:
     if value is None:
         return ""
     ends = "" if interval is None else f" ({interval[0]:.2f}–{interval[1]:.2f})"
-    return f"{value:.2f}{ends}"
+    return f"{value:.{digits}f}{ends}"

@@ -84,27 +84,35 @@ def encode_tasks(
     return encoded
 
 
-def load_engines(setup: o.Setup, specs: Sequence[Any], drafter: str | None) -> dict[str, Any]:
-    """One engine per method, all on one target.
+def setups_of(setup: o.Setup, specs: Sequence[Any], drafter: str | None) -> dict[str, o.Setup]:
+    """One checked setup per method.
 
     Args:
-        setup: the target.
+        setup: the target's.
         specs: methods with settings.
         drafter: checkpoint for the methods that hold a network and name none themselves.
+
+    Raises:
+        SlipstreamError: a method's settings or its drafter are wrong; nothing was loaded.
     """
+    from dataclasses import replace
+
     from slipstream import methods
 
-    plain = setup.load()
-    engines = {}
+    setups = {}
     for spec in specs:
         changes = dict(spec.settings)
         if drafter is not None and methods.get(spec.method).needs_checkpoint:
             changes.setdefault("drafter", drafter)
-        is_plain = spec.method == "none" and not changes
-        engines[spec.name] = (
-            plain if is_plain else setup.load(model=plain.target, method=spec.method, **changes)
-        )
-    return engines
+        setups[spec.name] = replace(setup, method=spec.method, **changes)
+    return setups
+
+
+def load_engines(setups: dict[str, o.Setup]) -> dict[str, Any]:
+    """One engine per method, all on one target; plain decoding must be among them."""
+    engines = {"none": setups["none"].load()}
+    target = engines["none"].target
+    return {name: engines.get(name) or setup.load(model=target) for name, setup in setups.items()}
 
 
 def twin_of(target: Any) -> Callable[[], Any]:

@@ -32,7 +32,9 @@ def verify(
     depth: o.DepthOption = None,
     topk: o.ChildrenOption = None,
     lookup: o.LookupOption = False,
-    rows: Annotated[int, typer.Option("--rows", help="Batch size of the method.")] = 1,
+    rows: Annotated[
+        int, typer.Option("--rows", "--num-rows", help="Batch size of the method.")
+    ] = 1,
     max_new_tokens: o.MaxNewTokensOption = 128,
     temperature: o.TemperatureOption = 0.0,
     top_p: o.TopPOption = 1.0,
