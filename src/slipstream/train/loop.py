@@ -150,7 +150,7 @@ def train(
         accuracy = (loss.prefix_hits / loss.prefix_count.clamp(min=1)).tolist()
         record |= {
             "tokens": tokens,
-            "loss": float(loss.total),
+            "loss": float(loss.total.detach()),
             "prefix_accuracy": [round(value, 5) for value in accuracy],
             "gradient_norm": float(norm),
             "learning_rate": optimizers[0].param_groups[0]["lr"],
@@ -184,7 +184,7 @@ def measure(
     losses, hits, count = 0.0, 0.0, 0.0
     for batch in held_out:
         loss = objective(model, batch, readout)
-        losses += float(loss.total)
+        losses += float(loss.total.detach())
         hits = hits + loss.prefix_hits
         count += float(loss.prefix_count)
     model.train()

@@ -1,0 +1,92 @@
+"""`slipstream train` on a tiny model: answers in, a drafter out that serves as it trained."""
+
+import json
+
+import pytest
+
+PROMPTS = ["ab", "the cat", "1+1=", "zzz", "hello there", "naïve 你好", "x y z", "0123"]
+
+
+@pytest.fixture
+def answers(tmp_path, slipstream, model):
+    """The tiny model's own answers to a few prompts, made by `data regenerate`."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"id": str(n), "prompt": text} for n, text in enumerate(PROMPTS)]
+    prompts.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    output = tmp_path / "answers.jsonl"
+    code, _, err = slipstream(
+        "data", "regenerate", "--model", model, "--prompts", prompts, "--output", output,
+        "--max-new-tokens", 40, "--dtype", "float32", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    return output
+
+
+def arguments(answers, output, model, *more):
+    return (
+        "train", "--method", "eagle3", "--model", model, "--data", answers, "--output", output,
+        "--steps", 6, "--save-every", 3, "--evaluate-every", 3, "--max-length", 96,
+        "--num-unrolled", 2, "--held-out", 2, "--eval-prompts", 2, "--eval-tokens", 12,
+        "--draft-vocab-size", 261, "--dtype", "float32", "--json", *more,
+    )  # fmt: skip
+
+
+def test_answers_to_drafter_to_decoding(slipstream, model, answers, tmp_path):
+    run = tmp_path / "run"
+    code, out, err = slipstream(*arguments(answers, run, model))
+    assert code == 0, err
+    done = json.loads(out)
+    assert done["steps"] == 6 and done["tokens"] > 0 and done["tau"] >= 1
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    assert {"tokens", "loss", "prefix_accuracy"} <= lines[0].keys()
+    assert {"tau", "alpha", "reach"} <= lines[2].keys()
+    card = json.loads((run / "drafter" / "card.json").read_text())
+    assert card["step"] == 6 and card["config"]["steps"] == 6 and card["versions"]["torch"]
+    code, out, err = slipstream(
+        "generate", "--model", model, "--drafter", done["path"], "--prompt", "ab", "--dtype",
+        "float32", "--max-new-tokens", 12, "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    drafted = json.loads(out)
+    code, out, _ = slipstream(
+        "generate", "--model", model, "--method", "none", "--prompt", "ab", "--dtype", "float32",
+        "--max-new-tokens", 12, "--json",
+    )  # fmt: skip
+    assert json.loads(out)["outputs"][0]["token_ids"] == drafted["outputs"][0]["token_ids"]
+
+
+def test_an_existing_output_is_refused_and_resume_goes_on(slipstream, model, answers, tmp_path):
+    run = tmp_path / "run"
+    assert slipstream(*arguments(answers, run, model))[0] == 0
+    before = (run / "drafter" / "model.safetensors").read_bytes()
+    code, _, err = slipstream(*arguments(answers, run, model))
+    assert code == 2 and "Traceback" not in err and "--resume" in err
+    code, out, _ = slipstream(*arguments(answers, run, model, "--resume"))
+    assert code == 0 and json.loads(out)["steps"] == 6
+    assert (run / "drafter" / "model.safetensors").read_bytes() == before
+    code, _, err = slipstream(*arguments(answers, run, model, "--resume", "--seed", 5))
+    assert code == 2 and "seed" in err
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("--method", "ngram"), "eagle3"),
+        (("--method", "eagel3"), "eagle3"),
+        (("--steps", 0), "steps"),
+        (("--optimizer", "sgd"), "optimizer"),
+        (("--draft-vocab-size", 3), "draft vocabulary"),
+        (("--data", "nowhere.jsonl"), "nowhere"),
+        (("--loops", "maybe"), "loops"),
+        (("--drafter", "nowhere"), "nowhere"),
+    ],
+)
+def test_bad_input_is_one_clear_error(slipstream, model, answers, tmp_path, change, says):
+    given = list(arguments(answers, tmp_path / "run", model))
+    if change[0] in given:
+        given[given.index(change[0]) + 1] = change[1]
+    else:
+        given += change
+    code, out, err = slipstream(*given)
+    assert code == 2 and not out and "Traceback" not in err and says in err
