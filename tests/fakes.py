@@ -375,3 +375,27 @@ def tiny_target(
     from slipstream.target.hf import HFTarget
 
     return HFTarget(tiny_model(kind, **changes).to(dtype), tokenizer, name=f"tiny-{kind}")
+
+
+def random_eagle3(target: object, *, seed: int = 0, size: int = 61, **shape: object) -> object:
+    """An EAGLE-3 drafter with random weights and a reduced vocabulary for a tiny target.
+
+    Args:
+        target: a `tiny_target`.
+        seed: of the weights.
+        size: U, draft vocabulary.
+        **shape: tree, budget, depth, topk.
+    """
+    from slipstream.drafters.eagle import EagleDrafter
+    from slipstream.formats.eagle3 import Eagle3Checkpoint
+    from slipstream.models.eagle3 import Eagle3, Eagle3Config
+    from slipstream.models.vocabulary import DraftVocabulary
+
+    model = Eagle3(Eagle3Config(**target.draft_shape(), draft_vocab_size=size, taps=(1, 2, 3)))
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
+    ids = torch.randperm(target.spec.vocab_size, generator=generator)[:size].sort().values
+    vocabulary = DraftVocabulary(ids, target.spec.vocab_size)
+    return EagleDrafter.from_model(Eagle3Checkpoint(model.eval(), vocabulary), target, **shape)

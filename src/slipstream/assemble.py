@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ def load(
         budget: drafted nodes, root not counted.
         depth: deepest drafted node.
         topk: children scored per node.
-        lookup: merge in what prompt lookup proposes.
+        lookup: merge in what prompt lookup proposes, on top of the budget.
         dtype: of the target's weights.
         device: where it runs.
         threads: CPU threads; None takes the physical cores.
@@ -86,8 +86,19 @@ def load(
     target = _target(model, dtype=dtype, device=device, threads=threads)
     built = drafter if is_own else _build(record, shape, folder, target)
     if lookup:
-        built = _with_lookup(built, record, shape)
-    return _engine(target, built, record, shape, max_length=max_length)
+        built, shape = _with_lookup(built, shape)
+    from slipstream.engine.engine import Engine
+
+    verify: Any = methods.resolve(methods.VERIFIERS[shape.verifier])
+    return Engine(
+        target,
+        built,
+        verify,
+        method=record.name,
+        max_length=max_length,
+        max_nodes=max(ROOM, shape.budget),
+        settings={**asdict(shape), "lookup": lookup},
+    )
 
 
 def decide(method: Method, **wishes: Any) -> Shape:
@@ -209,34 +220,14 @@ def _build(record: Method, shape: Shape, folder: Path | None, target: Target) ->
     return drafter(budget=shape.budget, depth=shape.depth) if shape.budget else drafter()
 
 
-def _with_lookup(drafter: Drafter, record: Method, shape: Shape) -> Drafter:
+def _with_lookup(drafter: Drafter, shape: Shape) -> tuple[Drafter, Shape]:
+    """Prompt lookup's nodes come on top of the drafter's own budget."""
     from slipstream.drafters.ngram import NgramDrafter
     from slipstream.drafters.union import UnionDrafter
 
-    if record.name == "ngram":
-        return drafter
+    if isinstance(drafter, NgramDrafter):
+        return drafter, shape
     ngram = methods.get("ngram")
-    lookup = NgramDrafter(budget=ngram.budget, depth=ngram.depth)
-    return UnionDrafter(drafter, lookup, (shape.budget or 0) + ngram.budget)
-
-
-def _engine(
-    target: Target, drafter: Drafter, record: Method, shape: Shape, *, max_length: int | None
-) -> Engine:
-    from slipstream.engine.engine import Engine
-
-    return Engine(
-        target,
-        drafter,
-        methods.resolve(methods.VERIFIERS[shape.verifier]),  # type: ignore[arg-type]
-        method=record.name,
-        max_length=max_length,
-        max_nodes=max(ROOM, 2 * shape.budget),
-        settings={
-            "tree": shape.tree,
-            "verifier": shape.verifier,
-            "budget": shape.budget,
-            "depth": shape.depth,
-            "topk": shape.topk,
-        },
-    )
+    total = shape.budget + ngram.budget
+    second = NgramDrafter(budget=ngram.budget, depth=ngram.depth)
+    return UnionDrafter(drafter, second, total), replace(shape, budget=total)

@@ -1,0 +1,46 @@
+"""The catalogue agrees with itself and imports nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import slipstream
+from slipstream import methods
+from slipstream.errors import UnknownNameError
+
+
+@pytest.mark.parametrize("method", methods.all(), ids=lambda m: m.name)
+def test_records_point_to_real_things_and_their_defaults_fit(method: methods.Method) -> None:
+    for reference in (method.drafter, method.model, method.objective):
+        if reference is not None:
+            assert isinstance(methods.resolve(reference), type)
+    assert method.tree in method.trees and set(method.trees) <= set(methods.TREES)
+    assert method.verifier in method.verifiers and set(method.verifiers) <= set(methods.VERIFIERS)
+    assert method.lossless == method.verifiers
+    assert method.is_trainable == method.needs_checkpoint
+
+
+def test_verifiers_resolve() -> None:
+    assert all(callable(methods.resolve(reference)) for reference in methods.VERIFIERS.values())
+
+
+def test_an_unknown_method_suggests_neighbours() -> None:
+    with pytest.raises(UnknownNameError, match=r"no method 'eagel3'. Did you mean: eagle3"):
+        methods.get("eagel3")
+
+
+def test_public_names_are_there_and_lazy() -> None:
+    for name in slipstream.__all__:
+        assert getattr(slipstream, name) is not None
+    assert set(slipstream.__all__) <= set(dir(slipstream))
+    with pytest.raises(AttributeError, match="nothing_here"):
+        _ = slipstream.nothing_here
+    program = (
+        "import sys, slipstream, slipstream.methods; "
+        "assert callable(slipstream.methods.get); "
+        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
