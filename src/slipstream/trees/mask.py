@@ -66,7 +66,7 @@ class Layout:
             return cls(
                 tree.tokens[None],
                 (tree.depths + lengths[0])[None],
-                ancestors(tree.parents)[None],
+                ancestors(tree.parents.cpu())[None],
                 tuple(lengths),
             )
         n = max(len(tree) for tree in trees)
@@ -79,7 +79,7 @@ class Layout:
             tokens[row], positions[row] = tree.tokens[0], length
             tokens[row, :width] = tree.tokens
             positions[row, :width] = tree.depths + length
-            visible[row, :width, :width] = ancestors(tree.parents)
+            visible[row, :width, :width] = ancestors(tree.parents.cpu())
         return cls(tokens, positions, visible, tuple(lengths))
 
     def is_plain(self, window: int | None = None) -> bool:
