@@ -33,6 +33,8 @@ def drafter(tmp_path_factory):
 def slipstream(monkeypatch, capsys):
     """Run a command line; gives (exit status, standard output, standard error)."""
 
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # a tiny model is fastest on one thread
+
     def run(*arguments):
         monkeypatch.setattr("sys.argv", ["slipstream", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
