@@ -97,8 +97,7 @@ def _status(run: Callable[[], Any]) -> int:
         _silence_output()
         return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
-        tell_error("interrupted", None)
-        return INTERRUPTED
+        result = INTERRUPTED
     except SlipstreamError as error:
         tell_error(str(error), error.hint)
         return 2
@@ -110,6 +109,8 @@ def _status(run: Callable[[], Any]) -> int:
     except OSError as error:
         tell_error(f"{error.filename or 'input/output'}: {error.strerror or error}", None)
         return 2
+    if result == INTERRUPTED:  # Typer may have turned the interrupt into this status already
+        typer.echo("interrupted; what was done is kept", err=True)
     return result if isinstance(result, int) else 0
 
 
