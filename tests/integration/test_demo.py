@@ -2,6 +2,7 @@
 
 import json
 from html.parser import HTMLParser
+from xml.etree import ElementTree
 
 import pytest
 
@@ -92,10 +93,13 @@ def test_people_see_the_answer_and_the_table(demo, slipstream, model):
     assert str(output.name) in err.replace("\n", "")
 
 
-def test_our_own_page_is_replaced(demo):
-    assert demo()[0] == 0
-    first = demo()[3].read_text()
-    assert MARK in first
+def test_our_own_page_is_replaced_and_a_picture_written(demo, tmp_path):
+    page, picture = tmp_path / "page.html", tmp_path / "tree.svg"
+    page.write_text(f"<html><head>{MARK}</head>stale</html>")
+    code, _, err, output = demo("--picture", picture)
+    assert code == 0, err
+    assert "stale" not in output.read_text()
+    assert ElementTree.fromstring(picture.read_text()).get("class") == "tv"
 
 
 def test_a_missing_zoo_drafter_is_told_and_the_rest_goes_on(slipstream, model, tmp_path):

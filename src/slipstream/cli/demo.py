@@ -37,6 +37,10 @@ def demo(
     drafter: o.DrafterOption = None,
     max_new_tokens: o.MaxNewTokensOption = 128,
     output: Annotated[Path, typer.Option("--output", help="The page to write.")] = PAGE,
+    picture: Annotated[
+        Path | None,
+        typer.Option("--picture", metavar="FILE.svg", help="Write the best step's tree there."),
+    ] = None,
     raw: o.RawOption = False,
     dtype: o.DtypeOption = "auto",
     device: o.DeviceOption = "auto",
@@ -54,6 +58,8 @@ def demo(
     check_model(model)
     check_name("dtype", dtype, o.DTYPES)
     check_output_file(output, own_mark=MARK)
+    if picture is not None:
+        check_output_file(picture, own_mark='class="tv"')
     contenders, missing = _present(model, drafter)
     screen = console()
     with json_output(json) as writer:
@@ -69,7 +75,10 @@ def demo(
         with screen.status("answering again with each method, timed ..."):
             tour.run(contenders)
         rows = tour.rows()
-        write_page(output, render(tour.page()))
+        page, best = tour.page()
+        write_page(output, render(page))
+        if picture is not None and best is not None:
+            write_page(picture, best)
         if json:
             _write(rows, output, missing, writer)
         else:

@@ -19,6 +19,7 @@ from slipstream.bench.equality import Divergence, judge_for
 from slipstream.cli.answering import totals
 from slipstream.cli.options import Decoding
 from slipstream.report.page import DemoPage, Picture, SpeedRow, picture, spans
+from slipstream.report.tree_view import tree_svg
 from slipstream.types import Sampling
 
 if TYPE_CHECKING:
@@ -114,13 +115,13 @@ class Tour:
             for run, speed in zip(self.runs, speeds, strict=True)
         ]
 
-    def page(self) -> DemoPage:
-        """Everything the page shows."""
+    def page(self) -> tuple[DemoPage, str | None]:
+        """Everything the page shows, and its best step as a picture of its own."""
         drawn = next((run for run in self.runs if run.name == DRAWN), self.runs[-1])
         traced = drawn.engine.generate(
             self.prompt, raw=self.raw, trace=True, **self.decoding.arguments()
         )
-        return DemoPage(
+        page = DemoPage(
             prompt=self.prompt,
             spans=spans(traced.token_ids[:1], traced.steps, self.target.tokenizer.decode),
             rows=self.rows(),
@@ -130,6 +131,12 @@ class Tour:
             facts=_facts(drawn.engine),
             missing=self.missing,
         )
+        best = max(
+            traced.steps, key=lambda s: (s.verdict.num_accepted, s.tree.budget), default=None
+        )
+        if best is None or best.tree.budget == 0:
+            return page, None
+        return page, tree_svg(best, self._piece, standalone=True)
 
     def _judge(self, result: Result) -> Divergence | None:
         if not self.runs or result.token_ids == self.runs[0].result.token_ids:

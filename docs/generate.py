@@ -1,0 +1,260 @@
+"""Write the generated parts of the README and the docs. `make docs` runs it, a test checks them.
+
+A generated part lies between `<!-- generated: NAME -->` and `<!-- /generated -->`. Its text comes
+from the code, from committed results and from nowhere else.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from slipstream import methods
+from slipstream.cli.main import VERBS, load_verb
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "slipstream"
+BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
+ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
+PAPERS = {
+    "2211.17192": "Leviathan et al., Fast Inference from Transformers via Speculative Decoding",
+    "2302.01318": "Chen et al., Accelerating LLM Decoding with Speculative Sampling",
+    "2305.09781": "Miao et al., SpecInfer",
+    "2401.07851": "Xia et al., Spec-Bench",
+    "2401.10774": "Cai et al., Medusa",
+    "2401.15077": "Li et al., EAGLE",
+    "2402.02057": "Fu et al., Lookahead decoding",
+    "2402.12374": "Chen et al., Sequoia",
+    "2406.16858": "Li et al., EAGLE-2",
+    "2408.07978": "Daliri et al., Coupling without Communication",
+    "2408.15766": "Zhang et al., HASS",
+    "2503.01840": "Li et al., EAGLE-3",
+    "2506.05632": "Rowan et al., List-Level Distribution Coupling",
+}
+
+
+def main() -> int:
+    """Rewrite every file that has generated parts; 0."""
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(render(text), encoding="utf-8")
+    return 0
+
+
+def pages() -> list[Path]:
+    """Files that have generated parts."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in found if BLOCK.search(path.read_text(encoding="utf-8"))]
+
+
+def render(text: str) -> str:
+    """The text with every generated part made anew.
+
+    Raises:
+        KeyError: a part has a name that nobody makes.
+    """
+    return BLOCK.sub(lambda found: found[1] + PARTS[found[2]]().rstrip() + "\n" + found[3], text)
+
+
+def method_table() -> str:
+    """One line per method."""
+    lines = ["| method | paper | trees | trained here | reads | |", "|---|---|---|---|---|---|"]
+    for method in methods.all():
+        page = f"[`{method.name}`](docs/methods/{method.name}.md)"
+        trained = "yes" if method.is_trainable else ""
+        formats = ", ".join(method.formats)
+        trees = ", ".join(method.trees) if method.budget else ""
+        cells = (page, _linked(method.paper), trees, trained, formats, method.note)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def method_record(name: str) -> str:
+    """A method's record as a table."""
+    method = methods.get(name)
+    rows = [
+        ("paper", _linked(method.paper)),
+        ("drafter", f"`{method.drafter}`"),
+        ("draft network", f"`{method.model}`" if method.model else ""),
+        ("objective", f"`{method.objective}`" if method.objective else ""),
+        ("trees", ", ".join(method.trees)),
+        ("verifiers", ", ".join(method.verifiers)),
+        ("checkpoints", ", ".join(method.formats)),
+    ]
+    if method.budget:
+        defaults = f"tree {method.tree}, budget {method.budget}, depth {method.depth}"
+        rows.append(("defaults", defaults + (f", topk {method.topk}" if method.topk > 1 else "")))
+    return "\n".join(
+        ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows if value)]
+    )
+
+
+def layout() -> str:
+    """The package as an annotated tree: every module with the first line of its docstring."""
+    lines = ["```text", "src/slipstream/"]
+    files = sorted(PACKAGE.rglob("*.py"), key=lambda p: (len(p.relative_to(PACKAGE).parts) > 1, p))
+    shown = set()
+    for path in files:
+        inner = path.relative_to(PACKAGE)
+        for depth, folder in enumerate(inner.parts[:-1]):
+            place = inner.parts[: depth + 1]
+            if place not in shown:
+                shown.add(place)
+                note = _first_line(PACKAGE.joinpath(*place) / "__init__.py")
+                lines.append(f"{'    ' * (depth + 1)}{folder + '/':<22}{note}".rstrip())
+        if path.name != "__init__.py" or len(inner.parts) == 1:
+            depth = len(inner.parts)
+            lines.append(f"{'    ' * depth}{path.name:<22}{_first_line(path)}".rstrip())
+    return "\n".join([*lines, "```"])
+
+
+def commands() -> str:
+    """Every verb with its options and defaults."""
+    return "\n\n".join(part for verb in VERBS for part in _command(verb, load_verb(verb)))
+
+
+def papers() -> str:
+    """Every paper the code cites, and the files that do."""
+    cited = defaultdict(set)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name == "methods.py":
+            continue
+        for number in ARXIV.findall(path.read_text(encoding="utf-8")):
+            cited[number].add(path.relative_to(ROOT).as_posix())
+    lines = ["| paper | where |", "|---|---|"]
+    for number in sorted(cited):
+        files = ", ".join(f"`{file}`" for file in sorted(cited[number]))
+        name = PAPERS.get(number, "")
+        lines.append(f"| {name} [arXiv:{number}](https://arxiv.org/abs/{number}) | {files} |")
+    return "\n".join(lines)
+
+
+def measured() -> str:
+    """The committed bench results, each with its conditions."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(value, dict) and value.get("kind") == "slipstream bench":
+            parts.append(_result(path, value))
+    return "\n\n".join(parts) or "No result is committed yet; `slipstream bench` makes one."
+
+
+def picture() -> str:
+    """The draft tree at the top of the README, when it is there."""
+    path = ROOT / "docs" / "images" / "draft-tree.svg"
+    words = "A draft tree: what was drafted, what was accepted, what the model said itself"
+    return f"![{words}]({path.relative_to(ROOT).as_posix()})" if path.is_file() else ""
+
+
+def example() -> str:
+    """The README's first lines of Python, and what they printed."""
+    code = (ROOT / "examples" / "first_answer.py").read_text(encoding="utf-8")
+    code = code.partition('"""\n\n')[2] if code.startswith('"""') else code
+    printed = ROOT / "examples" / "first_answer.txt"
+    parts = [f"```python\n{code.rstrip()}\n```"]
+    if printed.is_file():
+        parts.append(f"```text\n{printed.read_text(encoding='utf-8').rstrip()}\n```")
+    return "\n\n".join(parts)
+
+
+def _result(path: Path, value: dict) -> str:
+    """One bench file: table, conditions, chart."""
+    lines = [
+        "| task | method | temperature | τ, tokens/pass | tokens/s after prefill | speed-up |"
+        " same / tie / different |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in value["rows"]:
+        same = " / ".join("-" if row[k] is None else str(row[k]) for k in _EQUALITY)
+        cells = (
+            row["task"],
+            row["method"],
+            f"{row['temperature']:g}",
+            _with_interval(row["tau"], row["tau_ci"]),
+            _rate(row["decode_tokens_per_second"]),
+            _with_interval(row["speedup"], row["speedup_ci"]),
+            same,
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    where, settings = value["environment"], value["settings"]
+    versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
+    count = sum(row["num_prompts"] for row in value["rows"][:1])
+    conditions = (
+        f"{where['model']}, {where['dtype']}, {where['accelerator'] or where['cpu']}, "
+        f"{where['num_threads']} threads, {count} prompts a task, "
+        f"{settings.get('max_new_tokens', '?')} new tokens, {versions}, "
+        f"commit {str(where['revision'])[:10]}. 95% intervals over prompts."
+    )
+    file = path.relative_to(ROOT).as_posix()
+    chart = path.with_suffix(".svg")
+    shown = f"\n\n![{path.stem}]({chart.relative_to(ROOT).as_posix()})" if chart.is_file() else ""
+    notes = "".join(f"\n{note}" for note in value.get("notes", []))
+    return "\n".join(lines) + f"\n\n[`{file}`]({file}): {conditions}{notes}{shown}"
+
+
+_EQUALITY = ("identical", "ties", "different")
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _with_interval(value: float | None, interval: list[float] | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" + (f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval else "")
+
+
+def _command(path: str, command: object) -> Iterator[str]:
+    """The section of a command, then those of its subcommands."""
+    inner = getattr(command, "commands", None)
+    words = re.sub(r"(?<!\n)\n(?!\n)", " ", (command.help or "").strip())
+    lines = [f"## {path}", "", words]
+    options = [p for p in command.params if p.name != "help"]
+    if options:
+        lines += ["", "| option | default | |", "|---|---|---|"]
+        lines += [_option(option) for option in options]
+    yield "\n".join(lines)
+    for name, sub in (inner or {}).items():
+        yield from _command(f"{path} {name}", sub)
+
+
+def _option(option: object) -> str:
+    names = ", ".join(f"`{name}`" for name in option.opts) if option.opts[0].startswith("-") else ""
+    names = names or f"`{option.name.upper()}`"
+    default = option.default
+    is_plain = default is not None and default is not False and not callable(default)
+    shown = f"`{default}`" if is_plain and str(default) else ""
+    words = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
+    return f"| {names} | {shown or ('required' if option.required else '')} | {words} |"
+
+
+def _first_line(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return words.partition("\n")[0]
+
+
+def _linked(text: str) -> str:
+    return ARXIV.sub(lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[1]})", text)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "picture": picture,
+    "example": example,
+    "methods": method_table,
+    "measured": measured,
+    "layout": layout,
+    "commands": commands,
+    "papers": papers,
+    **{f"method-{m.name}": (lambda name=m.name: method_record(name)) for m in methods.all()},
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

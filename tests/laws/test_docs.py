@@ -1,0 +1,49 @@
+"""The generated parts of the docs are current, and their links lead somewhere."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from slipstream import methods
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_generator():
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generator()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", generate.pages(), ids=lambda page: page.name)
+def test_generated_parts_are_current(page):
+    text = page.read_text(encoding="utf-8")
+    assert generate.render(text) == text, "run `make docs`"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_method_has_a_page():
+    pages = {path.stem for path in (ROOT / "docs" / "methods").glob("*.md")}
+    assert pages == {method.name for method in methods.all()}
+
+
+def test_every_cited_paper_has_a_name():
+    assert "|  [" not in generate.papers()
+
+
+def test_an_unknown_part_is_an_error():
+    with pytest.raises(KeyError):
+        generate.render("<!-- generated: nonsense -->\n<!-- /generated -->")
