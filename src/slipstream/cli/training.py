@@ -177,7 +177,7 @@ class Run:
             checkpoint.model.train()
             return checkpoint
         tokenizer, vocab_size = self.target.tokenizer, self.target.spec.vocab_size
-        counts = self.store.supervised_counts(self.items)[:vocab_size]
+        counts = self.store.vocabulary_counts(self.held_out)[:vocab_size]
         vocabulary = DraftVocabulary.from_counts(
             counts,
             min(self.config.draft_vocab_size, vocab_size),

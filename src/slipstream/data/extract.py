@@ -167,6 +167,7 @@ def extract_shards(
     check_room(folder, size)
     log.info("features of %d tokens: %.2f GB", planned, size / 1e9)
     writer.index.counts = dict(counts)
+    writer.write_counts((text.tokens, text.mask) for text in texts if text)
     started, tokens_done = time.perf_counter(), 0
     for start in range(writer.index.source_rows, len(texts), ROWS_PER_SHARD):
         chunk = [text for text in texts[start : start + ROWS_PER_SHARD] if text]

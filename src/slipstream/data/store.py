@@ -1,7 +1,7 @@
 """Features on disk: safetensors shards with a JSON index.
 
-A folder holds `index.json`, `readout.safetensors` (the target's frozen embedding and head) and
-`shard-00000.safetensors`, ...; a shard holds the concatenated rows of some texts and where each
+A folder holds `index.json`, `readout.safetensors` (the target's frozen embedding and head),
+`counts.safetensors` (how often each id is supervised) and `shard-00000.safetensors`, ...; a shard holds the concatenated rows of some texts and where each
 begins. The index is rewritten, atomically, after each shard, so a killed extraction leaves a
 valid shorter store.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -118,6 +118,14 @@ class StoreWriter:
             tensors["head"] = readout.head.detach().to(torch.bfloat16).contiguous()
         _save(tensors, self.folder / "readout.safetensors")
 
+    def write_counts(self, texts: Iterable[tuple[list[int], list[bool]]]) -> None:
+        """Store how often each id is supervised in the whole data file, features or not."""
+        counts = torch.zeros(self.index.vocab_size, dtype=torch.int64)
+        for tokens, mask in texts:
+            ids = torch.tensor(tokens)[torch.tensor(mask)]
+            counts += torch.bincount(ids, minlength=counts.numel())
+        _save({"counts": counts}, self.folder / "counts.safetensors")
+
     def append(self, samples: list[Sample], *, source_rows: int) -> None:
         """Write one shard and the index that includes it."""
         if samples:
@@ -181,6 +189,18 @@ class Store:
         embedding = tensors["embedding"].to(dtype)
         head = tensors["head"].to(dtype) if "head" in tensors else embedding
         return Readout(embedding, head)
+
+    def vocabulary_counts(self, held_out: Sequence[int]) -> Tensor:
+        """[V] int64, how often each id is supervised in the data file, held-out texts left out.
+
+        A draft vocabulary chosen by these counts also holds ids that only occur in rows whose
+        features were never taken.
+        """
+        path = self.folder / "counts.safetensors"
+        kept = [item for item in range(len(self)) if item not in set(held_out)]
+        if not path.is_file():
+            return self.supervised_counts(kept)
+        return load_file(path)["counts"] - self.supervised_counts(held_out)
 
     def supervised_counts(self, items: Iterable[int] | None = None) -> Tensor:
         """[V] int64, how often each id is supervised."""
