@@ -43,6 +43,13 @@ def test_the_tree_shows_every_node_and_who_was_kept(step):
     assert any("drafter q = 0.2000" in title and "target p = 0.7000" in title for title in titles)
 
 
+def test_small_probabilities_are_escaped():
+    log_probs = torch.tensor([0.0, -9.0])
+    step = Step(DraftTree.chain([1, 2], log_probs), Verdict((0,), 3), (3,))
+    root = ET.fromstring(tree_svg(step, str))
+    assert "q <.01" in ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+
+
 def test_the_accepted_path_is_one_straight_line(step):
     box, tokens, rows = boxes(step), [], []
     while True:

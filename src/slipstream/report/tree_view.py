@@ -194,7 +194,7 @@ def _box(box: Box, piece: Callable[[int], str]) -> str:
     x, y = MARGIN + box.depth * COLUMN, MARGIN + box.row * ROW
     middle = x + BOX_WIDTH / 2
     label = token_label(piece(box.token))
-    note = _note(box)
+    note = escape(_note(box))
     return (
         f'<g class="{box.kind}"><title>{escape(_hover(box, piece))}</title>'
         f'<rect x="{x}" y="{y}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}" rx="7"/>'
