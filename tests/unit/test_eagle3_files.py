@@ -76,7 +76,8 @@ def test_other_spellings_are_read(made, folder):
         tensors["embed_tokens.weight"] = torch.zeros(V, D)
 
     edit_tensors(folder, respell)
-    edit_config(folder, rope_theta=None, rope_parameters={"rope_theta": 5e5, "rope_type": "default"})
+    rope = {"rope_theta": 5e5, "rope_type": "default"}
+    edit_config(folder, rope_theta=None, rope_parameters=rope)
     again = eagle3.read(folder)
     assert again.model.config == made.model.config
     assert torch.equal(again.model.frequencies, made.model.frequencies)

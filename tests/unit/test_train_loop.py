@@ -1,5 +1,6 @@
 """The training loop: it learns, and a killed run resumes to the same bits."""
 
+import contextlib
 import json
 
 import pytest
@@ -72,10 +73,8 @@ def run(store, folder, *, kill_at=None, **changes):
         if record["step"] == kill_at:
             raise Killed
 
-    try:
+    with contextlib.suppress(Killed):
         train(model, objective, readout, batches, config, folder, on_step=on_step)
-    except Killed:
-        pass
     return model, records
 
 

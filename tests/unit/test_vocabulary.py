@@ -39,5 +39,5 @@ def test_offsets_and_ids_are_inverse():
 
 def test_absolute_ids_where_offsets_belong_are_refused_when_out_of_range():
     """B68: a map that leaves the target vocabulary cannot be offsets."""
-    with pytest.raises(CheckpointError, match="offsets|ascending"):
+    with pytest.raises(CheckpointError, match=r"offsets|ascending"):
         DraftVocabulary.from_files(torch.tensor([2, 3, 11, 59]), None, 60)

@@ -118,9 +118,7 @@ class EagleDrafter:
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
         checkpoint = eagle3.read(Path(folder), target_layers=target.spec.num_layers)
-        return cls.from_model(
-            checkpoint, target, tree=tree, budget=budget, depth=depth, topk=topk
-        )
+        return cls.from_model(checkpoint, target, tree=tree, budget=budget, depth=depth, topk=topk)
 
     @classmethod
     def from_model(

@@ -57,11 +57,10 @@ class Drafter(Protocol):
         """
 
     def observe(self, row: Row, verdict: Verdict, features: Tensor | None) -> None:
-        """The row's tree was verified and its path committed; `row.tokens` already ends with
-        the new root.
+        """The row's tree was verified and its path committed.
 
         Args:
-            row: the row, after acceptance.
+            row: the row, after acceptance: `row.tokens` ends with the new root.
             verdict: what was kept, stopping rules not applied (a stopped row is closed instead).
             features: [1 + num_accepted, K*D] of the path's nodes, root first; None without taps.
         """

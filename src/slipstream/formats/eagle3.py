@@ -9,7 +9,6 @@ as such indices (the convention of vLLM and speculators).
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -146,7 +145,7 @@ def write(
         if folder.exists():
             _swap(temporary, folder)
         else:
-            os.replace(temporary, folder)
+            temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -192,9 +191,7 @@ def _read_config(folder: Path) -> _File:
     path = folder / "config.json"
     if not path.is_file():
         state = "does not exist" if not folder.exists() else "has no config.json"
-        raise CheckpointError(
-            f"{folder} {state}", hint="`slipstream zoo` lists drafters that ship"
-        )
+        raise CheckpointError(f"{folder} {state}", hint="`slipstream zoo` lists drafters that ship")
     try:
         return _File(**json.loads(path.read_text()))
     except (json.JSONDecodeError, ValidationError, TypeError, UnicodeDecodeError) as error:
@@ -214,7 +211,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     if path.is_file():
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # noqa: BLE001 - unpickling fails in many ways
+        except Exception as error:  # unpickling fails in many ways
             raise CheckpointError(f"{path} cannot be read: {_first_line(error)}") from error
     raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
 
@@ -239,7 +236,8 @@ def _network_config(
         )
     heads = stored.num_attention_heads
     rope = stored.rope_parameters or {}
-    scaling = stored.rope_scaling or (rope if rope.get("rope_type", "default") != "default" else None)
+    is_scaled = rope.get("rope_type", "default") != "default"
+    scaling = stored.rope_scaling or (rope if is_scaled else None)
     return Eagle3Config(
         hidden_size=stored.hidden_size,
         intermediate_size=stored.intermediate_size,
@@ -305,11 +303,11 @@ def _swap(new: Path, old: Path) -> None:
     """Replace a folder; the old one is moved aside first and restored on failure."""
     aside = old.with_name(f".{old.name}-old")
     shutil.rmtree(aside, ignore_errors=True)
-    os.replace(old, aside)
+    old.replace(aside)
     try:
-        os.replace(new, old)
+        new.replace(old)
     except OSError:
-        os.replace(aside, old)
+        aside.replace(old)
         raise
     shutil.rmtree(aside, ignore_errors=True)
 

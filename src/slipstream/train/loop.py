@@ -207,9 +207,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
         torch.optim.AdamW(others, betas=(0.9, 0.95), **settings)
     ]
     if matrices:
-        optimizers.append(
-            torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **settings)
-        )
+        optimizers.append(torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **settings))
     return optimizers
 
 

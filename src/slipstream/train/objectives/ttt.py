@@ -81,10 +81,12 @@ class TrainingTimeTest:
 
     @torch.no_grad()
     def accepted(self, model: Eagle3, batch: Batch, readout: Readout) -> Tensor:
-        """[B, T] int64, drafted tokens a chain of `num_unrolled` started at each row would have
-        accepted on this text; -1 where fewer than `num_unrolled` successors are supervised.
+        """How many drafted tokens a chain started at each row would have had accepted.
 
-        Row i starts a chain after token x[i+1], the root.
+        Row i starts a chain of `num_unrolled` after token x[i+1], the root.
+
+        Returns:
+            [B, T] int64; -1 where fewer than `num_unrolled` successors are supervised.
         """
         labels = _Labels(batch, readout, self.vocabulary, self._draft_ids)
         attend = UnrolledAttention(batch.documents)
