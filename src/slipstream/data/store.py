@@ -2,8 +2,8 @@
 
 A folder holds `index.json`, `readout.safetensors` (the target's frozen embedding and head),
 `counts.safetensors` (how often each id is supervised) and `shard-00000.safetensors`, ...; a shard
-holds the concatenated rows of some texts and where each begins. The index is rewritten, atomically, after each shard, so a killed extraction leaves a
-valid shorter store.
+holds the concatenated rows of some texts and where each begins. The index is rewritten,
+atomically, after each shard, so a killed extraction leaves a valid shorter store.
 """
 
 from __future__ import annotations
