@@ -43,6 +43,10 @@ def test_answers_to_drafter_to_decoding(slipstream, model, answers, tmp_path):
     assert {"tau", "alpha", "reach"} <= lines[2].keys()
     card = json.loads((run / "drafter" / "card.json").read_text())
     assert card["step"] == 6 and card["config"]["steps"] == 6 and card["versions"]["torch"]
+    assert card["tau"] == done["tau"] and card["held_out"]["chain_tau"] >= 1
+    readme = (run / "drafter" / "README.md").read_text()
+    assert "6 steps" in readme and str(tmp_path) not in readme + json.dumps(card["command"])
+    assert (run / "drafter" / "curves.svg").read_text().startswith("<svg")
     code, out, err = slipstream(
         "generate", "--model", model, "--drafter", done["path"], "--prompt", "ab", "--dtype",
         "float32", "--max-new-tokens", 12, "--json",

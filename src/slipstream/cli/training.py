@@ -21,6 +21,7 @@ from slipstream.formats.eagle3 import Eagle3Checkpoint
 from slipstream.models.eagle3 import Eagle3, Eagle3Config, default_taps
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.report.card import read_metrics, write_card
 from slipstream.target.hf import load_target
 from slipstream.train.checkpoint import provenance, states
 from slipstream.train.config import TrainConfig
@@ -147,6 +148,8 @@ class Run:
             on_step=on_step,
             on_save=save,
         )
+        card = json.loads((self.folder / DRAFTER / "card.json").read_text(encoding="utf-8"))
+        write_card(self.folder / DRAFTER, card, read_metrics(self.folder / "metrics.jsonl"))
         return {
             "path": str(self.folder / DRAFTER),
             "steps": done.steps,

@@ -99,11 +99,16 @@ def provenance(**more: object) -> dict[str, object]:
     """Versions, command and revision, stored with every drafter."""
     names = ("slipstream", "torch", "transformers", "accelerate", "safetensors")
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [_portable(argument) for argument in sys.argv],
         "versions": {"python": platform.python_version()} | {n: _version(n) for n in names},
         "revision": _revision(),
         "machine": platform.machine(),
     } | more
+
+
+def _portable(argument: str) -> str:
+    """An argument without the folders of this machine."""
+    return Path(argument).name if Path(argument).is_absolute() else argument
 
 
 def _version(name: str) -> str:

@@ -1,0 +1,121 @@
+"""A drafter's card: what it was trained on, how it went, how to make it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slipstream.report.charts import line_chart
+
+CURVES = "curves.svg"
+SMOOTHED = 25  # steps averaged in the training curves
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Records of `metrics.jsonl`, in order."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def write_card(folder: Path, card: dict[str, Any], records: Sequence[dict[str, Any]]) -> None:
+    """Put `card.json`, `README.md` and the curves into a drafter's folder.
+
+    Args:
+        folder: holds the drafter.
+        card: provenance and settings, as training wrote them.
+        records: of `metrics.jsonl`; the last evaluation becomes the card's results.
+    """
+    last = next((r for r in reversed(records) if "held_out_loss" in r), {})
+    data = card.get("data", {})
+    whole = card | {
+        "steps": records[-1]["step"],
+        "tokens": records[-1]["tokens"],
+        "seconds": records[-1]["seconds"],
+        "tau": card.get("tau", last.get("tau")),
+        "trained_on": card.get("trained_on")
+        or f"{data.get('texts', 0):,} answers of the target, {data.get('tokens', 0):,} tokens",
+        "held_out": {key: last[key] for key in _RESULTS if key in last},
+    }
+    _write(folder / CURVES, curves(records))
+    _write(folder / "README.md", _readme(folder.name, whole))
+    _write(folder / "card.json", json.dumps(whole, indent=2) + "\n")
+
+
+_RESULTS = {
+    "held_out_loss": "loss on held-out answers, nats",
+    "held_out_prefix_accuracy": "joint prefix accuracy by depth",
+    "chain_tau": "tau of a chain on the text, every position a start, tokens/pass",
+    "tau": "tau by decoding held-out prompts with the default tree, tokens/pass",
+    "reach": "reach by depth, same decoding",
+    "alpha": "acceptance by depth, same decoding",
+}
+
+
+def curves(records: Sequence[dict[str, Any]]) -> str:
+    """Prefix accuracy of the first depths over training tokens, as an SVG line chart."""
+    depths = len(records[0]["prefix_accuracy"])
+    series: dict[str, list[tuple[float, float]]] = {}
+    for depth in range(depths):
+        points = []
+        for start in range(0, len(records), SMOOTHED):
+            part = records[start : start + SMOOTHED]
+            mean = sum(r["prefix_accuracy"][depth] for r in part) / len(part)
+            points.append((part[-1]["tokens"] / 1e6, mean))
+        series[f"depth {depth + 1}, training"] = points
+    held = [r for r in records if "held_out_prefix_accuracy" in r]
+    for depth in range(depths if held else 0):
+        series[f"depth {depth + 1}, held out"] = [
+            (r["tokens"] / 1e6, r["held_out_prefix_accuracy"][depth]) for r in held
+        ]
+    return line_chart(
+        series,
+        title="Joint prefix accuracy while training",
+        x_label="million tokens seen",
+        y_label="share of positions",
+    )
+
+
+def _readme(name: str, card: dict[str, Any]) -> str:
+    config, data = card.get("config", {}), card.get("data", {})
+    results = "\n".join(
+        f"| {_RESULTS[key]} | {_shown(value)} |" for key, value in card["held_out"].items()
+    )
+    settings = ", ".join(f"{key} {value}" for key, value in config.items() if value is not None)
+    counts = ", ".join(
+        f"{n:,} {key.replace('_', ' ')}" for key, n in data.get("counts", {}).items()
+    )
+    command = " ".join(card.get("command", []))
+    notes = "".join(f"\n{note}\n" for note in card.get("notes", []))
+    return f"""# {name}
+
+A {card.get("method", "")} drafter for `{card.get("model", "")}`, in the EAGLE-3 layout.
+
+* **Data**: {card["trained_on"]}; {data.get("held_out_texts", 0)} more texts held out. In the file:
+  {counts or "nothing left out"}.
+* **Training**: {card["steps"]:,} steps, {card["tokens"]:,} packed tokens, {card["seconds"]:,.0f} s
+  after the features were taken. {settings}.
+* **Versions**: {", ".join(f"{key} {value}" for key, value in card.get("versions", {}).items())}.
+{notes}
+| held out | |
+|---|---|
+{results}
+
+![curves]({CURVES})
+
+```
+{command}
+```
+"""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(f"{item:.3f}" for item in value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".partial")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
