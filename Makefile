@@ -38,7 +38,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not full"
 
 test-full: $(STAMP)
-	$(BIN)/python -m pytest -m full
+	$(BIN)/python -m pytest -m full -o log_cli=true -o log_cli_level=INFO
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -124,7 +124,8 @@ class Lab:
         package, digest = Path(slipstream.__file__).parent, hashlib.sha256()
         files = [path for part in DECODING for path in sorted((package / part).rglob("*.py"))]
         files += [package / part for part in DECODING if part.endswith(".py")]
-        files += sorted(p for p in zoo_folder().glob(f"eagle3-{MODEL}/*") if p.suffix != ".md")
+        drafter = zoo_folder() / f"eagle3-{MODEL}"
+        files += [drafter / "config.json", drafter / "model.safetensors"]
         for path in [*files, Path(__file__)]:
             digest.update(path.name.encode() + path.read_bytes())
         digest.update(ids_hash(self.prompts).encode())

@@ -20,14 +20,16 @@ from slipstream.types import Sampling
 pytestmark = [pytest.mark.full, pytest.mark.real]
 
 CHAIN = {"tree": "chain", "depth": 4}
-DYNAMIC = {"tree": "dynamic", "budget": 12, "depth": 4, "topk": 4}
-SMALL = {"tree": "dynamic", "budget": 6, "depth": 3, "topk": 3}  # for drafters that miss
+DYNAMIC = {"tree": "dynamic", "budget": 10, "depth": 4, "topk": 4}
+SMALL = {"tree": "dynamic", "budget": 4, "depth": 3, "topk": 2}  # for drafters that miss
 GREEDY = (
     Check("greedy-none-alone", "none", {}, Decoding(num_prompts=12, num_rows=1)),
     Check("greedy-ngram", "ngram"),
     Check("greedy-zoo-chain", "zoo", CHAIN),
     Check("greedy-zoo-dynamic", "zoo", DYNAMIC),
-    Check("greedy-zoo-dynamic-lookup", "zoo", {**SMALL, "lookup": True}),
+    Check(
+        "greedy-zoo-dynamic-lookup", "zoo", {**DYNAMIC, "lookup": True}, Decoding(num_prompts=24)
+    ),
     Check("greedy-random-chain", "random", {"tree": "chain", "depth": 2}),
     Check("greedy-random-dynamic", "random", SMALL),
     Check("greedy-oracle-chain", "oracle", {"depth": 6, "wrong": 0.2}),
@@ -38,7 +40,7 @@ SAMPLED = tuple(
         f"sampled-{temperature}-{name}-rows-{num_rows}",
         drafter,
         settings,
-        Decoding(Sampling(temperature, 0, 0.95, 1), 64, 16, num_rows),
+        Decoding(Sampling(temperature, 0, 0.95, 1), 48, 16, num_rows),
     )
     for temperature in (0.7, 1.0)
     for num_rows in (1, 8)
@@ -53,7 +55,7 @@ REDUCED = (
         "bfloat16-zoo-dynamic",
         "zoo",
         DYNAMIC,
-        Decoding(max_new_tokens=48, num_prompts=8, num_rows=1, dtype="bfloat16"),
+        Decoding(max_new_tokens=48, num_prompts=6, num_rows=1, dtype="bfloat16"),
         reference_rows=1,
     ),
 )
