@@ -126,8 +126,14 @@ def decide(method: Method, **wishes: Any) -> Shape:
         if name is not None and name not in known:
             raise UnknownNameError(kind, name, known)
         if name is not None and name not in fitting:
-            raise SettingError(kind, name, f"one of {', '.join(fitting)} for {method.name}")
+            raise SettingError(
+                kind,
+                name,
+                f"one of {', '.join(fitting)} for {method.name}",
+                f"leave {kind} out, or choose another method",
+            )
     tree = given.get("tree", method.tree)
+    _check_used(method, tree, given)
     depth = given.get("depth", method.depth)
     budget = given.get("budget", method.budget)
     if tree == "chain":  # one node per level: budget and depth are the same thing
@@ -140,6 +146,19 @@ def decide(method: Method, **wishes: Any) -> Shape:
         depth=depth,
         topk=1 if tree == "chain" else given.get("topk", method.topk),
     )
+
+
+def _check_used(method: Method, tree: str, given: dict[str, Any]) -> None:
+    """Raises SettingError for a number that the method or its tree would ignore."""
+    if method.name == "none":
+        for name in given.keys() & {"budget", "depth", "topk"}:
+            raise SettingError(
+                name, given[name], "nothing: none drafts nothing", f"leave {name} out"
+            )
+    if tree != "dynamic" and given.get("topk", 1) != 1:
+        raise SettingError(
+            "topk", given["topk"], f"nothing: a {tree} tree has no use for it", "leave topk out"
+        )
 
 
 def locate(drafter: str | Path | None, method: str, model: object) -> Path:

@@ -54,6 +54,10 @@ def no_model(monkeypatch):
         (["--drafter", "./nowhere"], "nowhere"),
         (["--drafter", "zoo:eagel3"], "Did you mean: eagle3?"),
         (["--prompts", "nowhere.jsonl"], "prompt is given twice"),
+        (["--limit", "3"], "limit is 3, expected nothing with --prompt"),
+        (["--all-turns"], "all-turns is on, expected nothing with --prompt"),
+        (["--tree", "chain", "--topk", "5"], "topk is 5, expected nothing: a chain tree"),
+        (["--tree", "static", "--topk", "5"], "topk is 5, expected nothing: a static tree"),
     ],
 )
 def test_settings_are_checked_before_a_model_loads(slipstream, drafter, arguments, says):
@@ -61,6 +65,27 @@ def test_settings_are_checked_before_a_model_loads(slipstream, drafter, argument
     if "eagel3" in arguments[-1]:
         given = []
     refuses(slipstream, "generate", "--prompt", "hi", *given, *arguments, says=says)
+
+
+@pytest.mark.usefixtures("no_model")
+@pytest.mark.parametrize("option", ["--budget", "--depth", "--topk"])
+def test_plain_decoding_takes_no_tree(slipstream, option):
+    common = ("generate", "--prompt", "hi", "--method", "none")
+    refuses(slipstream, *common, option, "5", says="expected nothing: none drafts nothing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--device", "meta"], "device is meta, expected auto, cpu, or cuda"),
+        (["--device", "mps"], "device is mps, expected auto, cpu, or cuda"),
+        (["--device", "cuda:99"], "device is cuda:99, expected one this machine has"),
+        (["--threads", "1000000"], "threads is 1000000, expected 1 to 1024"),
+    ],
+)
+def test_hardware_that_is_not_there(slipstream, model, arguments, says):
+    common = ("generate", "--prompt", "hi", "--model", model, "--method", "none")
+    refuses(slipstream, *common, *arguments, says=says)
 
 
 @pytest.mark.usefixtures("no_model")

@@ -55,7 +55,8 @@ def read_prompts(
         raw: prompts go to the model without a chat template.
 
     Raises:
-        SettingError: not exactly one source, a limit below 1, or raw text with several turns.
+        SettingError: not exactly one source, a limit below 1, a choice of rows or turns of a
+            single prompt, or raw text with several turns.
         DataError: an empty prompt, or a file that cannot be read; names the line.
     """
     check_at_least_one("limit", limit)
@@ -67,6 +68,9 @@ def read_prompts(
         found = "missing" if prompt is None else "given twice"
         raise SettingError("prompt", found, "one source", "use --prompt TEXT or --prompts FILE")
     if prompt is not None:
+        if limit is not None or all_turns:
+            name, found = ("all-turns", "on") if limit is None else ("limit", limit)
+            raise SettingError(name, found, "nothing with --prompt: it is one turn", "leave it out")
         if not prompt:
             raise DataError("the prompt is empty, expected text", 'use --prompt "your question"')
         return [Prompt((_clean(prompt),))]

@@ -142,7 +142,9 @@ class EagleDrafter:
         )
         size = len(checkpoint.vocabulary)
         if tree == "dynamic" and topk > size:
-            raise SettingError("topk", topk, f"at most the draft vocabulary, {size}")
+            raise SettingError(
+                "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
+            )
         make_builder, ranked = builders(tree, budget=budget, depth=depth, topk=topk)
         return cls(
             checkpoint,

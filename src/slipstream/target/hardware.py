@@ -16,6 +16,8 @@ DTYPES = {
     "float64": torch.float64,
 }
 
+MAX_THREADS = 1024  # torch crashes where the system has no room for its threads
+
 
 def pick_device(device: str | torch.device = "auto") -> torch.device:
     """The device a name means; `auto` is the first CUDA device, or the CPU.
@@ -29,7 +31,9 @@ def pick_device(device: str | torch.device = "auto") -> torch.device:
         picked = torch.device(device)
     except RuntimeError as error:
         raise SettingError("device", device, "auto, cpu, or cuda", str(error)) from error
-    if picked.type == "cuda" and not torch.cuda.is_available():
+    if picked.type not in ("cpu", "cuda"):
+        raise SettingError("device", device, "auto, cpu, or cuda", "use --device cpu")
+    if picked.type == "cuda" and (picked.index or 0) >= torch.cuda.device_count():
         raise SettingError("device", device, "one this machine has", "use --device cpu")
     return picked
 
@@ -82,12 +86,12 @@ def use_threads(threads: int | None) -> int:
         The number set.
 
     Raises:
-        SettingError: threads is below 1.
+        SettingError: threads is below 1 or above 1024.
     """
     if threads is None:
         wanted = os.environ.get("OMP_NUM_THREADS", "")
         threads = int(wanted) if wanted.isdigit() and int(wanted) else physical_cores()
-    if threads < 1:
-        raise SettingError("threads", threads, "1 or more")
+    if not 1 <= threads <= MAX_THREADS:
+        raise SettingError("threads", threads, f"1 to {MAX_THREADS}", "leave it out for the cores")
     torch.set_num_threads(threads)
     return threads
