@@ -142,6 +142,7 @@ def write(
         if card is not None:
             (temporary / "card.json").write_text(json.dumps(card, indent=2) + "\n")
         temporary.chmod(0o755)
+        (temporary / "model.safetensors").chmod(0o644)
         if folder.exists():
             _swap(temporary, folder)
         else:
