@@ -84,6 +84,9 @@ def test_an_existing_output_is_refused_and_resume_goes_on(slipstream, model, ans
         (("--data", "nowhere.jsonl"), "nowhere"),
         (("--loops", "maybe"), "loops"),
         (("--drafter", "nowhere"), "nowhere"),
+        (("--seed", 2**64), "seed"),
+        (("--learning-rate", "inf"), "learning-rate is inf"),
+        (("--learning-rate", "nan"), "learning-rate is nan, expected a finite number"),
     ],
 )
 def test_bad_input_is_one_clear_error(slipstream, model, answers, tmp_path, change, says):
@@ -94,3 +97,28 @@ def test_bad_input_is_one_clear_error(slipstream, model, answers, tmp_path, chan
         given += change
     code, out, err = slipstream(*given)
     assert code == 2 and not out and "Traceback" not in err and says in err
+
+
+def test_a_mistake_in_the_data_does_not_bind_the_output(slipstream, model, answers, tmp_path):
+    broken, run = tmp_path / "broken.jsonl", tmp_path / "run"
+    broken.write_text(answers.read_text() + "{\n")
+    code, _, err = slipstream(*arguments(broken, run, model))
+    assert code == 2 and "line 9" in err
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["readout.safetensors", "shard-00000.safetensors", "counts.safetensors", "index.json"]
+)
+def test_a_damaged_store_is_named(slipstream, model, answers, tmp_path, name):
+    store = tmp_path / "store"
+    code, _, err = slipstream(
+        "data", "extract", "--data", answers, "--output", store, "--model", model
+    )
+    assert code == 0, err
+    path = store / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    code, out, err = slipstream(*arguments(store, tmp_path / "run", model))
+    assert code == 2 and not out and "Traceback" not in err
+    assert name in err and "extract again" in err
+    assert not (tmp_path / "run").exists()

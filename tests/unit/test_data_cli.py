@@ -146,6 +146,21 @@ def test_extract_writes_a_store(slipstream, model, answers, tmp_path):
     assert result["bytes"] == sum(p.stat().st_size for p in folder.iterdir())
     code, _, err = slipstream(*command)
     assert code == 2 and "--resume" in err
+    resumed = ask(slipstream, *command, "--dtype", "float32", "--resume")
+    assert resumed["rows"] == 3
+    for change in (("--max-length", "32"), ("--skip", "1"), ("--loops", "keep")):
+        code, out, err = slipstream(*command, "--resume", *change)
+        assert (code, out) == (2, "") and change[0][2:].replace("-", "_") in err
+
+
+def test_extract_goes_on_after_a_kill_before_the_first_shard(slipstream, model, answers, tmp_path):
+    folder = tmp_path / "features"
+    folder.mkdir()
+    for name in ("readout.safetensors", "counts.partial"):
+        (folder / name).write_bytes(b"half")
+    command = ("data", "extract", "--data", answers, "--output", folder, "--model", model)
+    assert ask(slipstream, *command, "--resume")["rows"] == 3
+    assert Store(folder).readout().embedding.shape[0] == NUM_IDS
 
 
 def test_an_interrupt_keeps_what_is_done(slipstream, model, prompts, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from slipstream import assemble
 from slipstream.cli import options as o
 from slipstream.cli.checks import (
     DEFAULT_MODEL,
@@ -91,6 +92,7 @@ def train(
     if not data.exists():
         raise DataError(f"{data}: no such file or folder", "give a JSONL file or a feature store")
     check_output_folder(output, resume=resume)
+    start_from = None if drafter is None else str(assemble.locate(drafter, method, model))
     settings = _config(
         method=method, steps=steps, rows=rows, max_length=max_length, accumulate=accumulate,
         learning_rate=learning_rate, optimizer=optimizer, num_unrolled=num_unrolled,
@@ -105,7 +107,7 @@ def train(
             settings,
             output,
             model=model,
-            drafter=drafter,
+            drafter=start_from,
             target_options={"dtype": dtype, "device": device, "threads": threads},
             say=lambda text: console().print(text, highlight=False),
         )
@@ -154,4 +156,5 @@ def _config(**settings: Any) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]).replace("_", "-")
-        raise SettingError(name, first["input"], first["msg"]) from error
+        expected = first["msg"].removeprefix("Input should be ")
+        raise SettingError(name, first["input"], expected, f"change --{name}") from error

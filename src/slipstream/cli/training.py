@@ -61,7 +61,8 @@ class Run:
         self.target = load_target(model, **target_options)
         self.readout = Readout(self.target.embedding(), self.target.head())
         self.taps = default_taps(self.target.spec.num_layers)
-        self._remember(model)
+        self.record = {"model": model, "drafter": drafter} | config.model_dump()
+        self._check_record()
 
     def extract(
         self,
@@ -110,6 +111,7 @@ class Run:
     ) -> dict[str, Any]:
         """Train, evaluating by decoding; returns what the command prints."""
         checkpoint = self._first()
+        self._remember()
         config = self.config
         objective = TrainingTimeTest(
             checkpoint.vocabulary, num_unrolled=config.num_unrolled, decay=config.decay
@@ -265,24 +267,29 @@ class Run:
             },
         )
 
-    def _remember(self, model: str) -> None:
-        """Store the settings; a resumed run must have the same ones, but for its length."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        record = {"model": model, "drafter": self.start_from} | self.config.model_dump()
-        free = {"save_every", "evaluate_every"}
-        text = json.dumps(record, sort_keys=True, indent=2)
+    def _check_record(self) -> None:
+        """A resumed run must have the settings it was started with."""
         path = self.folder / "run.json"
-        if path.is_file():
-            before = json.loads(path.read_text())
-            changed = sorted(k for k in record if k not in free and before.get(k) != record[k])
-            if changed:
-                raise CheckpointError(
-                    f"{self.folder} was started with other settings: "
-                    + ", ".join(f"{k} {before.get(k)} then, {record[k]} now" for k in changed),
-                    hint="give the same settings, or choose another --output",
-                )
+        if not path.is_file():
+            return
+        free = {"save_every", "evaluate_every"}
+        before = json.loads(path.read_text())
+        changed = sorted(
+            k for k in self.record if k not in free and before.get(k) != self.record[k]
+        )
+        if changed:
+            raise CheckpointError(
+                f"{self.folder} was started with other settings: "
+                + ", ".join(f"{k} {before.get(k)} then, {self.record[k]} now" for k in changed),
+                hint="give the same settings, or choose another --output",
+            )
+
+    def _remember(self) -> None:
+        """Store the settings, once all inputs have been read: a mistake in them binds nobody."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "run.json"
         temporary = path.with_suffix(".partial")
-        temporary.write_text(text + "\n")
+        temporary.write_text(json.dumps(self.record, sort_keys=True, indent=2) + "\n")
         temporary.replace(path)
 
 

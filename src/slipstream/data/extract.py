@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from slipstream.data.store import (
     StoreWriter,
     bytes_per_token,
     check_room,
+    is_before_index,
     read_index,
 )
 from slipstream.data.supervise import supervise
@@ -148,7 +149,8 @@ def extract_shards(
 
     Raises:
         OutputError: the folder exists and `resume` is off, or the disk is too small.
-        DataError: the file teaches nothing, or the folder was made from another file.
+        DataError: the file teaches nothing, or the folder was made from another file or with
+            other settings (`limit` may change).
     """
     counts: Counter[str] = Counter()
     rows = list(_slice(read_rows(data), skip, limit))
@@ -162,7 +164,8 @@ def extract_shards(
     if not planned:
         raise DataError(f"{data} has no supervised token in {len(rows)} rows", f"counts: {counts}")
     hidden = readout.embedding.shape[1]
-    writer = _open_writer(folder, name, taps, readout, digest, resume=resume)
+    settings = {"max_length": max_length, "max_prompt": max_prompt, "loops": loops, "skip": skip}
+    writer = _open_writer(folder, name, taps, readout, digest, settings, resume=resume)
     size = planned * bytes_per_token(len(taps), hidden)
     check_room(folder, size)
     log.info("features of %d tokens: %.2f GB", planned, size / 1e9)
@@ -229,6 +232,7 @@ def _open_writer(
     taps: tuple[int, ...],
     readout: Readout,
     digest: str,
+    settings: dict[str, Any],
     *,
     resume: bool,
 ) -> StoreWriter:
@@ -241,11 +245,19 @@ def _open_writer(
                 f"{folder} was made from another file or other taps ({index.taps})",
                 hint="choose another --output",
             )
+        before = {"target": index.target} | index.settings
+        for key, value in ({"target": name} | settings).items():
+            if before.get(key, value) != value:
+                raise DataError(
+                    f"{folder} was made with {key} {before[key]}, this run has {value}",
+                    hint="resume with the same settings, or choose another --output",
+                )
         return StoreWriter(folder, index)
-    if folder.exists() and any(folder.iterdir()):
+    kept = [] if not folder.exists() else [path.name for path in folder.iterdir()]
+    if any(not resume or not is_before_index(file) for file in kept):
         raise OutputError(f"{folder} exists and is not empty", "choose another --output")
     vocab_size, hidden = readout.embedding.shape
-    index = StoreIndex(name, list(taps), hidden, vocab_size, source_hash=digest)
+    index = StoreIndex(name, list(taps), hidden, vocab_size, source_hash=digest, settings=settings)
     writer = StoreWriter(folder, index)
     writer.write_readout(readout)
     return writer

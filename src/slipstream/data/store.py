@@ -13,9 +13,10 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -60,6 +61,7 @@ class StoreIndex:
         source_hash: identifies the data file.
         shards: {file, offsets} per shard, offsets [rows + 1].
         counts: of what was skipped or cut, by reason.
+        settings: how texts were made of rows; empty in older stores.
         version: of this layout.
     """
 
@@ -71,6 +73,7 @@ class StoreIndex:
     source_hash: str = ""
     shards: list[dict] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
     @property
@@ -185,7 +188,7 @@ class Store:
 
     def readout(self, dtype: torch.dtype = torch.float32) -> Readout:
         """The target's frozen embedding and head."""
-        tensors = load_file(self.folder / "readout.safetensors")
+        tensors = _load(self.folder / "readout.safetensors")
         embedding = tensors["embedding"].to(dtype)
         head = tensors["head"].to(dtype) if "head" in tensors else embedding
         return Readout(embedding, head)
@@ -200,7 +203,7 @@ class Store:
         kept = [item for item in range(len(self)) if item not in set(held_out)]
         if not path.is_file():
             return self.supervised_counts(kept)
-        return load_file(path)["counts"] - self.supervised_counts(held_out)
+        return _load(path)["counts"] - self.supervised_counts(held_out)
 
     def supervised_counts(self, items: Iterable[int] | None = None) -> Tensor:
         """[V] int64, how often each id is supervised."""
@@ -215,7 +218,11 @@ class Store:
 
     def _shard(self, name: str) -> safe_open:
         if name not in self._open:
-            self._open[name] = safe_open(str(self.folder / name), framework="pt")
+            path = self.folder / name
+            try:
+                self._open[name] = safe_open(str(path), framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise _broken(path, error) from error
         return self._open[name]
 
 
@@ -237,13 +244,37 @@ def read_index(folder: Path) -> StoreIndex:
     try:
         index = StoreIndex(**json.loads(path.read_text()))
     except (TypeError, json.JSONDecodeError) as error:
-        raise DataError(f"{path} is not a feature store's index: {error}") from error
+        raise DataError(
+            f"{path} is not a feature store's index: {error}", hint="extract again"
+        ) from error
     if index.version != VERSION:
-        raise DataError(f"{path} has version {index.version}, expected {VERSION}")
+        raise DataError(
+            f"{path} has version {index.version}, expected {VERSION}", hint="extract again"
+        )
     missing = [s["file"] for s in index.shards if not (folder / s["file"]).is_file()]
     if missing:
         raise DataError(f"{folder} misses {', '.join(missing[:3])}", hint="extract again")
     return index
+
+
+def is_before_index(file: str) -> bool:
+    """Whether a file of this name may lie in a store that a kill left without an index."""
+    return file.endswith(".partial") or file in (
+        "readout.safetensors",
+        "counts.safetensors",
+        "shard-00000.safetensors",
+    )
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _broken(path, error) from error
+
+
+def _broken(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path} is missing or damaged: {error}", hint="extract again")
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:

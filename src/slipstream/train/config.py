@@ -20,7 +20,7 @@ class TrainConfig(BaseModel):
     rows: int = Field(1, ge=1, description="packed rows of a batch")
     max_length: int = Field(1024, ge=8, description="tokens of a packed row")
     accumulate: int = Field(1, ge=1, description="batches of an optimizer step")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
     warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps")
     final_rate: float = Field(0.02, ge=0, le=1, description="last learning rate over the highest")
     weight_decay: float = Field(0.0, ge=0)
@@ -32,7 +32,7 @@ class TrainConfig(BaseModel):
     intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
     initial: Literal["target", "random"] = "target"
     precision: Literal["no", "bf16"] = "no"
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     save_every: int = Field(200, ge=1)
     evaluate_every: int = Field(200, ge=1)
     held_out: int = Field(64, ge=0, description="last texts of the store, kept for evaluation")
