@@ -186,8 +186,8 @@ def locate(drafter: str | Path | None, method: str, model: object) -> Path:
     folder = zoo_folder() / f"{wanted}-{target}"
     if not folder.is_dir():
         raise CheckpointError(
-            f"the zoo has no {wanted} drafter for '{target}', expected {folder.name}/ in the "
-            "checkout's zoo folder",
+            f"the zoo has no {wanted} drafter for '{target}', expected "
+            f"{wanted}-{Path(target).name}/ in the checkout's zoo folder",
             hint="give --drafter FOLDER, train one with `slipstream train`, or run from a "
             "checkout (the zoo is not part of the installed package)",
         )

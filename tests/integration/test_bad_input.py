@@ -143,10 +143,18 @@ def test_broken_checkpoints(slipstream, model, drafter, tmp_path):
     weights = tmp_path / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     refuses(slipstream, *common, cut, says="model.safetensors")
+    listed = write_drafter(tmp_path / "listed")
+    (tmp_path / "listed" / "config.json").write_text("[]")
+    refuses(slipstream, *common, listed, says=["config.json", "hint: take the drafter"])
     odd = write_drafter(tmp_path / "odd")
     config = tmp_path / "odd" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 80}))
     refuses(slipstream, *common, odd, says="80")
+
+
+@pytest.mark.usefixtures("no_model")
+def test_the_zoo_has_nothing_for_a_folder(slipstream, model):
+    refuses(slipstream, "generate", "--model", model, "--prompt", "a", says="expected eagle3-tiny/")
 
 
 def test_topk_above_the_draft_vocabulary(slipstream, model, drafter):

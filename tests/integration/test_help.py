@@ -1,5 +1,6 @@
 """Help costs nothing, and every verb that help names exists."""
 
+import os
 import subprocess
 import sys
 
@@ -46,3 +47,20 @@ def test_no_arguments_show_help(slipstream):
     code, out, _ = slipstream()
     assert code == 0
     assert "Usage: slipstream" in out
+
+
+def test_a_group_without_a_verb_shows_help_not_a_complaint(slipstream):
+    code, out, err = slipstream("data")
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: slipstream data") and "error:" not in err
+
+
+def test_nobody_reads_is_not_the_answer_no():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "slipstream", "methods", "--json"],
+        stdout=write, stderr=subprocess.PIPE, text=True, timeout=60,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -96,12 +96,20 @@ def _status(run: Callable[[], Any]) -> int:
     except BrokenPipeError:
         _silence_output()
         return BROKEN_PIPE
+    except SystemExit as stopped:  # Typer turns a broken pipe into status 1, our "no"
+        if not isinstance(stopped.__context__, BrokenPipeError):
+            raise
+        _silence_output()
+        return BROKEN_PIPE
     except (KeyboardInterrupt, typer.Abort):
         result = INTERRUPTED
     except SlipstreamError as error:
         tell_error(str(error), error.hint)
         return 2
     except _USAGE_ERROR as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # `slipstream data`: help, not a complaint
+            typer.echo(error.format_message(), err=True)
+            return 2
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "slipstream"
         tell_error(error.format_message(), f"see {path} --help")

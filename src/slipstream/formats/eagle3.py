@@ -196,7 +196,9 @@ def _read_config(folder: Path) -> _File:
     try:
         return _File(**json.loads(path.read_text()))
     except (json.JSONDecodeError, ValidationError, TypeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {_first_line(error)}", "take the drafter from its source again"
+        ) from error
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -213,7 +215,10 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             return torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # unpickling fails in many ways
-            raise CheckpointError(f"{path} cannot be read: {_first_line(error)}") from error
+            raise CheckpointError(
+                f"{path} cannot be read: {_first_line(error)}",
+                "take the drafter from its source again",
+            ) from error
     raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
 
 
