@@ -133,7 +133,9 @@ def test_an_interrupt_keeps_what_is_done(slipstream, model, prompts, monkeypatch
 def test_a_real_interrupt_ends_with_130(model):
     command = [sys.executable, "-m", "slipstream", "generate", "--model", model]
     command += ["--method", "none", "--prompt", "hi", "--max-new-tokens", "230"]
-    slow = "import slipstream.engine.engine as e, time; f = e.step\n"
+    # A background job ignores the signal, and so would its children.
+    slow = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    slow += "import slipstream.engine.engine as e, time; f = e.step\n"
     slow += "def step(*a):\n    time.sleep(0.5)\n    return f(*a)\ne.step = step\n"
     slow += "from slipstream.cli.main import main; main()"
     command[1:3] = ["-c", slow]
