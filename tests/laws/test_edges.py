@@ -86,9 +86,7 @@ def test_ends_and_restarts_of_a_table(limit: int, options: dict) -> None:
         assert any(answer[-1] not in EOS for answer in plain), "no answer that fills the context"
 
 
-@pytest.mark.parametrize(
-    ("window", "options"), [(2, SAMPLINGS[0]), (5, SAMPLINGS[3])], ids=["greedy", "sampled"]
-)
+@pytest.mark.parametrize(("window", "options"), [(2, SAMPLINGS[0])], ids=["greedy"])
 def test_windows_narrower_than_a_tree(window: int, options: dict) -> None:
     """Against recomputation of the whole text by stock code, without any cache."""
     from slipstream.target.hf import HFTarget
@@ -107,7 +105,7 @@ def test_windows_narrower_than_a_tree(window: int, options: dict) -> None:
                 logits = stock(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1:]
             tokens.append(int(sampler.choose(logits, [len(tokens)])[0]))
         plain.append(until_end(tokens[len(prompt) :]))
-    check(target, plain, 5, options, names=("half", "careless"))
+    check(target, plain, 5, options, names=("half",))
     united = UnionDrafter(random_eagle3(target, size=VOCAB), NgramDrafter(), 16)
     results = Engine(target, united, walk).generate(
         PROMPTS, max_new_tokens=5, num_rows=3, **options
