@@ -89,7 +89,7 @@ def _readme(name: str, card: dict[str, Any]) -> str:
     notes = "".join(f"\n{note}\n" for note in card.get("notes", []))
     return f"""# {name}
 
-A {card.get("method", "")} drafter for `{card.get("model", "")}`, in the EAGLE-3 layout.
+A `{card.get("method", "")}` drafter for `{card.get("model", "")}`, in the EAGLE-3 layout.
 
 * **Data**: {card["trained_on"]}; {data.get("held_out_texts", 0)} more texts held out. In the file:
   {counts or "nothing left out"}.
