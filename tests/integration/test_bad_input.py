@@ -177,3 +177,19 @@ def test_demo_outputs_are_not_overwritten(slipstream, tmp_path):
 def test_demo_output_folder_must_be_writable(slipstream, tmp_path):
     tmp_path.chmod(0o500)
     refuses(slipstream, "demo", "--output", tmp_path / "page.html", says="writable")
+
+
+@pytest.mark.parametrize("verb", ["bench", "verify"])
+def test_tasks_and_prompts_together_are_refused(slipstream, model, tmp_path, verb):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "hello"}\n')
+    code, out, err = slipstream(
+        verb, "--model", model, "--tasks", "mt_bench", "--prompts", file,
+        *(["--methods", "ngram"] if verb == "bench" else ["--method", "ngram"]),
+    )  # fmt: skip
+    assert code == 2 and not out and "--prompts" in err and "Traceback" not in err
+
+
+def test_a_drafter_that_no_method_takes_is_refused(slipstream, model, drafter, tmp_path):
+    code, _, err = slipstream("bench", "--model", model, "--methods", "ngram", "--drafter", drafter)
+    assert code == 2 and "no method here takes it" in err

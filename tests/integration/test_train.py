@@ -73,6 +73,14 @@ def test_an_existing_output_is_refused_and_resume_goes_on(slipstream, model, ans
     assert code == 2 and "seed" in err
 
 
+def test_a_given_drafter_decides_vocabulary_and_weights(
+    slipstream, model, drafter, answers, tmp_path
+):
+    given = arguments(answers, tmp_path / "run", model, "--drafter", drafter)
+    code, _, err = slipstream(*given)
+    assert code == 2 and "draft-vocab-size" in err and not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

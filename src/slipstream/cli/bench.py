@@ -37,7 +37,7 @@ MethodsOption = Annotated[str, typer.Option("--methods", metavar="A,B", help=MET
 
 def bench(
     methods: MethodsOption = "ngram,eagle3,eagle3+lookup",
-    tasks: TasksOption = "mt_bench",
+    tasks: TasksOption = None,
     prompts: o.PromptsOption = None,
     limit: TaskLimitOption = 16,
     model: o.ModelOption = DEFAULT_MODEL,

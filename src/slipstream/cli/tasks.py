@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from slipstream.bench.tasks import BenchPrompt
 
 TasksOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--tasks",
         metavar="X,Y",
-        help="Prompt sets that ship (mt_bench, gsm8k, humaneval, ...) or SET/FAMILY.",
+        help="Prompt sets that ship (mt_bench, gsm8k, humaneval, ...) or SET/FAMILY; mt_bench "
+        "where neither this nor --prompts is given.",
     ),
 ]
 TaskLimitOption = Annotated[
@@ -28,19 +29,23 @@ TaskLimitOption = Annotated[
 ]
 
 
-def read_texts(tasks: str, prompts: Path | None, limit: int) -> dict[str, list[Any]]:
+def read_texts(tasks: str | None, prompts: Path | None, limit: int) -> dict[str, list[Any]]:
     """Task → its prompts before the tokenizer, as (id, messages or text) pairs.
 
     Args:
-        tasks: names separated by commas; not read when `prompts` is given.
+        tasks: names separated by commas; None takes the default unless `prompts` is given.
         prompts: a JSONL file of the user's own, which becomes one task named like the file.
         limit: prompts per task.
 
     Raises:
-        SlipstreamError: an unknown task, or a file that cannot be read.
+        SlipstreamError: an unknown task, a file that cannot be read, or both were given.
     """
     check_at_least_one("limit", limit)
     if prompts is not None:
+        if tasks is not None:
+            raise SettingError(
+                "tasks", f"'{tasks}'", "nothing beside --prompts", "give one of the two"
+            )
         from slipstream.cli.prompts import read_prompts
 
         read = read_prompts(None, prompts, limit=limit)
@@ -48,6 +53,7 @@ def read_texts(tasks: str, prompts: Path | None, limit: int) -> dict[str, list[A
     from slipstream.bench.tasks import read_task
     from slipstream.cli.prompts import Prompt
 
+    tasks = "mt_bench" if tasks is None else tasks
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise SettingError("tasks", f"'{tasks}'", "names separated by commas", "try mt_bench")
@@ -99,12 +105,17 @@ def setups_of(setup: o.Setup, specs: Sequence[Any], drafter: str | None) -> dict
 
     from slipstream import methods
 
-    setups = {}
+    setups, unused = {}, drafter is not None
     for spec in specs:
         changes = dict(spec.settings)
         if drafter is not None and methods.get(spec.method).needs_checkpoint:
+            unused = unused and "drafter" in changes
             changes.setdefault("drafter", drafter)
         setups[spec.name] = replace(setup, method=spec.method, **changes)
+    if unused:
+        raise SettingError(
+            "drafter", drafter, "nothing: no method here takes it", "leave it out of the command"
+        )
     return setups
 
 

@@ -46,11 +46,13 @@ def train(
         int, typer.Option("--num-unrolled", help="Steps of the training-time test.")
     ] = 4,
     draft_vocab_size: Annotated[
-        int, typer.Option("--draft-vocab-size", help="Target ids the drafter can say.")
-    ] = 8192,
+        int | None,
+        typer.Option("--draft-vocab-size", help="Target ids the drafter can say; 8192 by default."),
+    ] = None,
     initial: Annotated[
-        str, typer.Option("--initial", help="First weights: target (its last layer) or random.")
-    ] = "target",
+        str | None,
+        typer.Option("--initial", help="First weights: target (its last layer) or random."),
+    ] = None,
     held_out: Annotated[
         int, typer.Option("--held-out", help="Last texts, kept for evaluation.")
     ] = 64,
@@ -93,11 +95,19 @@ def train(
         raise DataError(f"{data}: no such file or folder", "give a JSONL file or a feature store")
     check_output_folder(output, resume=resume)
     start_from = None if drafter is None else str(assemble.locate(drafter, method, model))
+    wishes = {"draft_vocab_size": draft_vocab_size, "initial": initial}
+    fresh = {name: value for name, value in wishes.items() if value is not None}
+    if drafter is not None:
+        for name, value in fresh.items():
+            raise SettingError(
+                name.replace("_", "-"), value, "nothing beside --drafter, which decides it",
+                "leave one of the two out",
+            )  # fmt: skip
     settings = _config(
         method=method, steps=steps, rows=rows, max_length=max_length, accumulate=accumulate,
         learning_rate=learning_rate, optimizer=optimizer, num_unrolled=num_unrolled,
-        draft_vocab_size=draft_vocab_size, initial=initial, seed=seed, save_every=save_every,
-        evaluate_every=evaluate_every, held_out=held_out,
+        seed=seed, save_every=save_every,
+        evaluate_every=evaluate_every, held_out=held_out, **fresh,
     )  # fmt: skip
     quiet_libraries()
     from slipstream.cli.training import Run

@@ -21,7 +21,7 @@ NOT_LOSSLESS = 1
 
 def verify(
     method: o.MethodOption = "eagle3",
-    tasks: TasksOption = "mt_bench,gsm8k",
+    tasks: TasksOption = None,
     prompts: o.PromptsOption = None,
     limit: TaskLimitOption = 8,
     model: o.ModelOption = DEFAULT_MODEL,
