@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from slipstream.engine.request import Result
     from slipstream.target.hf import HFTarget
 
-NARROW, WIDE = "10+2=", "10+2"
+QUESTION = "Solve 10+2 step by step."
+BEGINNINGS = ("First, 10+2", "First, 10+2=")  # of its answer: what follows is settled, or open
 WARM_UP = 4  # tokens
 DRAWN = "eagle3"  # whose trees the page shows, where it runs
 
@@ -171,14 +172,24 @@ class Tour:
         ]
 
     def _pair(self, engine: Engine) -> list[Picture]:
-        """The first step after a settled beginning and after an open one."""
-        pictures = []
-        for text in (NARROW, WIDE):
-            result = engine.generate(text, raw=True, max_new_tokens=12, trace=True)
+        """The first step after a settled beginning and after an open one, narrowest first."""
+        found = []
+        for text in BEGINNINGS:
+            result = engine.generate(self._begun(text), max_new_tokens=12, trace=True)
             if result.steps and result.steps[0].tree.budget:
-                title = f"The plain text “{text}”"
-                pictures.append(picture(result.steps[0], self._piece, title=title))
-        return pictures
+                step = result.steps[0]
+                title = f"An answer that begins “{text}”"
+                width = int((step.tree.depths == 1).sum())
+                found.append((width, picture(step, self._piece, title=title)))
+        return [drawn for _, drawn in sorted(found, key=lambda pair: pair[0])]
+
+    def _begun(self, text: str) -> list[int]:
+        """Ids of the question and the beginning of its answer."""
+        tokenizer = self.target.tokenizer
+        chat = [{"role": "user", "content": QUESTION}]
+        start = tokenizer.encode_chat(chat) if tokenizer.has_template else []
+        special = set(tokenizer.special_ids)
+        return [*start, *(token for token in tokenizer.encode(text) if token not in special)]
 
 
 def _facts(engine: Engine) -> list[tuple[str, str]]:
