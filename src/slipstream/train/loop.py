@@ -55,7 +55,7 @@ class Batches:
         self.store, self.items, self.config = store, list(items), config
         lengths = store.lengths
         self.lengths = [lengths[item] for item in self.items]
-        self._epoch, self._plan = -1, self._planned(0)
+        self._plans: dict[int, list[list[list[int]]]] = {}  # by epoch
 
     def __call__(self, number: int) -> Batch:
         """Batch `number` of the run, counting through the epochs."""
@@ -73,17 +73,16 @@ class Batches:
         return len(self._planned(0))
 
     def _planned(self, epoch: int) -> list[list[list[int]]]:
-        if epoch != getattr(self, "_epoch", None):
+        if epoch not in self._plans:
             config = self.config
-            self._plan = plan(
+            self._plans[epoch] = plan(
                 self.lengths,
                 max_length=config.max_length,
                 rows=config.rows,
                 seed=config.seed,
                 epoch=epoch,
             )
-            self._epoch = epoch
-        return self._plan
+        return self._plans[epoch]
 
 
 def train(
