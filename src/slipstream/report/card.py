@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.results import write_whole
 from slipstream.report.charts import line_chart
 
 CURVES = "curves.svg"
@@ -37,9 +38,9 @@ def write_card(folder: Path, card: dict[str, Any], records: Sequence[dict[str, A
         or f"{data.get('texts', 0):,} answers of the target, {data.get('tokens', 0):,} tokens",
         "held_out": {key: last[key] for key in _RESULTS if key in last},
     }
-    _write(folder / CURVES, curves(records))
-    _write(folder / "README.md", _readme(folder.name, whole))
-    _write(folder / "card.json", json.dumps(whole, indent=2) + "\n")
+    write_whole(folder / CURVES, curves(records))
+    write_whole(folder / "README.md", _readme(folder.name, whole))
+    write_whole(folder / "card.json", json.dumps(whole, indent=2) + "\n")
 
 
 _RESULTS = {
@@ -113,9 +114,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(f"{item:.3f}" for item in value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".partial")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
