@@ -94,6 +94,20 @@ class DraftTree:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    """How the candidate children of a frontier were drawn; a level without it was chosen.
+
+    Args:
+        is_drawn: [F, M] bool, True where a candidate is a sample from its node's row of
+            `draft_probs`, in draw order; False where it was chosen.
+        draft_probs: [F, V] float32, the distribution each node's children were drawn from.
+    """
+
+    is_drawn: Tensor
+    draft_probs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """What the verifier kept of a tree.
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from slipstream.types import DraftTree
+from slipstream.types import DraftTree, Drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +27,29 @@ class Frontier:
 
 
 class TreeBuilder(Protocol):
-    """Grows one tree. Candidates that leave the frontier may still enter the finished tree."""
+    """Grows one tree. Candidates that leave the frontier may still enter the finished tree.
+
+    Attributes:
+        num_children: children wanted of each node of the current frontier, after `start` (the
+            root alone) and after each `grow`.
+    """
+
+    num_children: tuple[int, ...]
 
     def start(self, root: int) -> None:
         """Begin a tree at this root token."""
 
-    def grow(self, log_probs: Tensor, tokens: Tensor) -> Frontier | None:
+    def grow(
+        self, log_probs: Tensor, tokens: Tensor, drawn: Drawn | None = None
+    ) -> Frontier | None:
         """Take the scores of the current frontier's children.
 
         Args:
             log_probs: [F, M] nats, the drafter's conditional log-probabilities (first call: F=1,
-                the root), for M candidate children each, sorted downwards.
+                the root), for M candidate children each, in rank or draw order.
             tokens: [F, M] int64, their target vocabulary ids.
+            drawn: how they were drawn, or None when all were chosen. A builder that prunes or
+                reranks must refuse it: what was drawn is kept as drawn.
 
         Returns:
             The nodes to expand next, or None when the tree needs no more levels.
