@@ -16,6 +16,14 @@ VERIFIERS = {
     "walk": "slipstream.verify.walk:walk",
     "token": "slipstream.verify.chain:chain",
 }
+CHILDREN = {"walk": "chosen", "token": "drawn"}
+"""How a drafter must make children for a rule to judge; see `drafters.candidates`."""
+
+LOSSY: tuple[str, ...] = ()
+"""Rules that do not keep the target's law above temperature 0."""
+
+FIXED_TREES = ("chain", "static")
+"""Trees whose shape is decided before anything is drafted: what is not chosen needs one."""
 
 
 @dataclass(frozen=True, slots=True)
