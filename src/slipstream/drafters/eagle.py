@@ -17,7 +17,7 @@ so no key ever stems from an unverified token or from the drafter's own states.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,16 +33,13 @@ from slipstream.formats.eagle3 import Eagle3Checkpoint
 from slipstream.models.eagle3 import Eagle3
 from slipstream.target.packed import can_pack, pack_linears
 from slipstream.target.protocol import Target
-from slipstream.trees import static
-from slipstream.trees.dynamic import DynamicBuilder
+from slipstream.trees import kinds
+from slipstream.trees.kinds import MakeBuilder
 from slipstream.trees.protocol import Frontier, TreeBuilder
 from slipstream.types import DraftTree, Verdict
 
 CHUNK = 256  # pairs of a prompt taken at once
 BLOCK = 256  # slots the cache grows by
-
-MakeBuilder = Callable[[int, int], TreeBuilder]
-"""(deepest node, most nodes) to a fresh builder."""
 
 
 @dataclass(slots=True)
@@ -145,12 +142,12 @@ class EagleDrafter:
             raise SettingError(
                 "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
             )
-        make_builder, ranked = builders(tree, budget=budget, depth=depth, topk=topk)
+        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk)
         return cls(
             checkpoint,
             embedding,
-            make_builder,
-            topk=ranked,
+            kind.build,
+            topk=kind.topk,
             vocab_size=spec.vocab_size,
             dtype=spec.dtype,
             device=spec.device,
@@ -363,38 +360,6 @@ class _Growth:
         self.inputs = level[parents]
         own = torch.eye(self.width, dtype=torch.bool)
         self.visible = torch.cat([self.visible[parents.cpu()], own], dim=1)
-
-
-def builders(tree: str, *, budget: int, depth: int, topk: int) -> tuple[MakeBuilder, int]:
-    """What makes builders of a kind of tree, and how many children it ranks per node.
-
-    Args:
-        tree: `dynamic` (EAGLE-2), `static` (EAGLE-1's 25 nodes) or `chain`.
-        budget: drafted nodes.
-        depth: deepest node.
-        topk: beam and children per node of a dynamic tree.
-
-    Raises:
-        SettingError: another kind, or a number below 1.
-    """
-    if tree == "dynamic":
-        DynamicBuilder(budget, depth, topk)  # checks the numbers
-
-        def dynamic(max_depth: int, max_nodes: int) -> TreeBuilder:
-            return DynamicBuilder(min(budget, max_nodes), min(depth, max_depth), topk)
-
-        return dynamic, topk
-    if tree == "chain":
-        shape = static.chain(min(depth, budget))
-    elif tree == "static":
-        shape = static.from_choices(static.EAGLE1_CHOICES).cut(depth=depth, budget=budget)
-    else:
-        raise SettingError("tree", tree, "dynamic, static or chain")
-
-    def fixed(max_depth: int, max_nodes: int) -> TreeBuilder:
-        return static.StaticBuilder(shape.cut(depth=max_depth, budget=max_nodes))
-
-    return fixed, shape.topk
 
 
 def _pad(rows: Tensor, length: int) -> Tensor:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from slipstream import shapes
 from slipstream.errors import SettingError
-from slipstream.trees.protocol import Frontier
-from slipstream.types import DraftTree
+from slipstream.trees.protocol import Frontier, refuse_drawn
+from slipstream.types import DraftTree, Drawn
 
 
 class DynamicBuilder:
-    """Grows one tree: every level expands the `topk` best nodes of the level before.
+    """Grows one tree: every level expands the `beam` best nodes of the level before.
 
     The tree depends on the drafter's probabilities only through which nodes are best, so its
     nodes are *chosen* and are verified by `walk`.
@@ -27,11 +27,11 @@ class DynamicBuilder:
     Args:
         budget: drafted nodes to keep, root not counted.
         depth: levels to draft; the deepest node's depth.
-        topk: nodes expanded per level, and children considered per node; fewer where the
-            draft vocabulary is smaller.
+        topk: children considered per node; fewer where the draft vocabulary is smaller.
+        beam: nodes expanded per level; None takes `topk`, as the paper does.
 
     Raises:
-        SettingError: budget, depth or topk is below 1.
+        SettingError: a number is below 1.
 
     Example:
         >>> builder = DynamicBuilder(budget=2, depth=2, topk=2)
@@ -43,13 +43,15 @@ class DynamicBuilder:
         tensor([9, 4, 6])
     """
 
-    def __init__(self, budget: int, depth: int, topk: int) -> None:
-        for name, value in (("budget", budget), ("depth", depth), ("topk", topk)):
+    def __init__(self, budget: int, depth: int, topk: int, *, beam: int | None = None) -> None:
+        beam = topk if beam is None else beam
+        for name, value in (("budget", budget), ("depth", depth), ("topk", topk), ("beam", beam)):
             if value < 1:
-                raise SettingError(name, value, "1 or more", f"use --{name} 1 for the least")
+                raise SettingError(name, value, "1 or more", f"use {name} 1 for the least")
         self.budget = budget
         self.depth = depth
         self.topk = topk
+        self.beam = beam
         self.start(0)
 
     def start(self, root: int) -> None:
@@ -63,15 +65,20 @@ class DynamicBuilder:
         self._given: list[Tensor] = []  # log q given the parent
         self._scores: list[Tensor] = []  # joint log q
         self._num_nodes = 1
+        self.num_children = (self.topk,)
 
-    def grow(self, log_probs: Tensor, tokens: Tensor) -> Frontier | None:
+    def grow(
+        self, log_probs: Tensor, tokens: Tensor, drawn: Drawn | None = None
+    ) -> Frontier | None:
         """Take the scores of the frontier's children; see `TreeBuilder.grow`.
 
         NaN counts as impossible, and impossible children (-inf) never enter the tree.
 
         Raises:
             ShapeError: log_probs and tokens differ, or their rows are not the frontier's.
+            SettingError: the children were drawn.
         """
+        refuse_drawn(drawn)
         fits = f"{len(self._nodes)} M"
         shapes.check("grow", log_probs=(log_probs, fits), tokens=(tokens, fits))
         given = log_probs[:, : self.topk].detach().to("cpu", torch.float64)
@@ -86,15 +93,17 @@ class DynamicBuilder:
         first = self._num_nodes
         self._num_nodes += scores.numel()
         self._level += 1
+        self.num_children = ()
         if self._level == self.depth or not scores.numel():
             return None
         joint, best = scores.sort(descending=True, stable=True)
-        joint, best = joint[: self.topk], best[: self.topk]
+        joint, best = joint[: self.beam], best[: self.beam]
         worth = int((joint > self._least()).sum())  # sorted: those worth expanding come first
         if not worth:
             return None
         self._joint, best = joint[:worth], best[:worth]
         self._nodes = best + first
+        self.num_children = (self.topk,) * worth
         parents = best.div(num_children, rounding_mode="floor")
         return Frontier(
             level_tokens[best].to(tokens.device), parents.to(tokens.device), self._level

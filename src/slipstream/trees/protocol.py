@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from slipstream.errors import SettingError
 from slipstream.types import DraftTree, Drawn
 
 
@@ -57,3 +58,18 @@ class TreeBuilder(Protocol):
 
     def finish(self) -> DraftTree:
         """The tree, root first, parents before children, siblings in candidate order."""
+
+
+def refuse_drawn(drawn: Drawn | None) -> None:
+    """For builders that let scores decide which nodes stay: a sample must stay as it was drawn.
+
+    Raises:
+        SettingError: the candidates were drawn.
+    """
+    if drawn is not None:
+        raise SettingError(
+            "tree",
+            "pruned by score",
+            "a shape that is fixed before anything is drawn",
+            "use --tree chain, static, kary or sequoia, or --verifier walk",
+        )
