@@ -6,14 +6,9 @@ import pytest
 import torch
 
 from slipstream.errors import SettingError, ShapeError
-from slipstream.trees.static import (
-    EAGLE1_CHOICES,
-    Shape,
-    StaticBuilder,
-    chain,
-    complete,
-    from_choices,
-)
+from slipstream.trees.choices import EAGLE1, from_choices
+from slipstream.trees.static import Shape, StaticBuilder, chain, complete, expansion
+from slipstream.types import Drawn
 
 
 def fill(shape, vocab_size, *, log_probs=None):
@@ -37,16 +32,6 @@ def choices_of(tree):
     return paths[1:]
 
 
-def test_eagle1_has_25_nodes_and_is_sparse():
-    """Algorithms 11b: not a complete binary tree."""
-    shape = from_choices(EAGLE1_CHOICES)
-    assert (shape.budget, shape.depth, shape.topk) == (25, 5, 4)
-    assert [shape.depths.count(depth) for depth in range(6)] == [1, 4, 8, 8, 3, 2]
-    tree, frontiers = fill(shape, 10)
-    assert sorted(choices_of(tree)) == sorted(EAGLE1_CHOICES)
-    assert [len(frontier.tokens) for frontier in frontiers] == [4, 4, 1, 1]  # inner nodes only
-
-
 def test_chain_and_complete():
     assert chain(1).parents == (-1, 0)
     assert chain(4).depth == 4 and chain(4).topk == 1
@@ -57,14 +42,16 @@ def test_chain_and_complete():
     assert complete(10, 30, budget=1).budget == 1
 
 
-def test_choices_are_sorted_and_parents_required():
-    assert from_choices([(1,), (0, 0), (0,), (0,)]).parents == (-1, 0, 0, 1)
-    for bad in ([], [()], [(0, 0)], [(-1,)], [(0,), (1, 0)]):
-        with pytest.raises(SettingError):
-            from_choices(bad)
+def test_expansion_configurations():
+    """SpecInfer's <k1, k2, ...>: a complete tree is the one with equal counts."""
+    shape = expansion((1, 1, 3, 1, 1))
+    assert [shape.depths.count(depth) for depth in range(6)] == [1, 1, 1, 3, 3, 3]
+    assert shape.topk == 3 and shape.is_gapless
+    assert expansion((2, 2, 2)) == complete(2, 3)
+    assert expansion((3, 2), budget=4) == expansion((3, 2)).cut(depth=2, budget=4)
 
 
-@pytest.mark.parametrize("shape", [chain(7), complete(3, 3), from_choices(EAGLE1_CHOICES)])
+@pytest.mark.parametrize("shape", [chain(7), complete(3, 3), EAGLE1])
 @pytest.mark.parametrize("depth", [1, 2, 3, 4, 5])
 def test_a_shape_is_cut_to_a_depth(shape, depth):
     """Report B147: a tree made for five heads, used with fewer."""
@@ -84,7 +71,7 @@ def test_ranks_beyond_the_vocabulary_are_left_out():
             tree, _ = fill(complete(topk, 3, budget=64), vocab_size)
             assert max(max(choice) for choice in choices_of(tree)) < vocab_size
             assert tree.budget <= 64
-    assert fill(from_choices(EAGLE1_CHOICES), 1)[0].tokens.tolist() == [7, 0, 0, 0, 0, 0]
+    assert fill(EAGLE1, 1)[0].tokens.tolist() == [7, 0, 0, 0, 0, 0]
     assert fill(from_choices([(2,), (2, 0)]), 2)[0].tokens.tolist() == [7]
 
 
@@ -124,6 +111,9 @@ def test_bad_settings_are_refused():
         lambda: complete(0, 1),
         lambda: complete(1, 0),
         lambda: complete(1, 1, budget=0),
+        lambda: expansion(()),
+        lambda: expansion((2, 0)),
+        lambda: expansion((2, 1), budget=0),
         lambda: chain(3).cut(depth=0, budget=1),
         lambda: chain(3).cut(depth=1, budget=0),
         lambda: Shape((-1,), (0,)),
@@ -134,3 +124,64 @@ def test_bad_settings_are_refused():
     builder = StaticBuilder(chain(2))
     with pytest.raises(ShapeError):
         builder.grow(torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int64))
+
+
+def test_children_wanted_of_each_node():
+    """What a drafter must offer below the frontier's nodes, in the frontier's order."""
+    builder = StaticBuilder(from_choices([(0,), (1,), (0, 2), (1, 0)]))
+    assert builder.num_children == (2,)
+    row, ids = torch.zeros(1, 3), torch.tensor([[3, 4, 5]])
+    builder.grow(row, ids)
+    assert builder.num_children == (3, 1)
+    builder.grow(row.expand(2, -1), ids.expand(2, -1))
+    assert builder.num_children == ()
+    builder.start(0)
+    assert builder.num_children == (2,)
+
+
+def drawn(probs, is_drawn):
+    """Rows of what children were drawn from, and which of them were."""
+    return Drawn(torch.tensor(is_drawn), torch.tensor(probs))
+
+
+def test_drawn_children_keep_their_order_and_their_distribution():
+    builder = StaticBuilder(complete(2, 2))
+    builder.start(0)
+    first = [[0.1, 0.2, 0.7]]
+    builder.grow(
+        torch.tensor([[0.1, 0.7]]).log(), torch.tensor([[0, 2]]), drawn(first, [[True] * 2])
+    )
+    second = [[0.5, 0.5, 0.0], [0.0, 0.25, 0.75]]
+    builder.grow(
+        torch.tensor([[0.5, 0.5], [0.75, 0.25]]).log(),
+        torch.tensor([[0, 1], [2, 1]]),
+        drawn(second, [[False, True], [True, True]]),
+    )
+    tree = builder.finish()
+    assert tree.tokens.tolist() == [0, 0, 2, 0, 1, 2, 1]  # the less probable draw stays first
+    assert tree.is_drawn.tolist() == [False, True, True, False, True, True, True]
+    expected = torch.tensor([*first, *second, *[[0.0] * 3] * 4])
+    assert torch.equal(tree.draft_probs, expected)
+    builder.start(1)
+    assert builder.finish().draft_probs is None  # nothing is left of the tree before
+
+
+def test_exhausted_draws_are_left_out():
+    """Without replacement a small support ends early: -inf from there on."""
+    builder = StaticBuilder(complete(3, 1))
+    builder.start(0)
+    log_probs = torch.tensor([[0.6, 0.4, 0.0]]).log()
+    builder.grow(log_probs, torch.tensor([[1, 0, 2]]), drawn([[0.4, 0.6, 0.0]], [[True] * 3]))
+    tree = builder.finish()
+    assert tree.tokens.tolist() == [0, 1, 0] and tree.is_drawn.tolist() == [False, True, True]
+
+
+def test_what_does_not_fit_drawn_children_is_refused():
+    row, ids = torch.zeros(1, 2), torch.tensor([[0, 1]])
+    builder = StaticBuilder(from_choices([(1,)]))  # skips the first draw
+    with pytest.raises(SettingError, match="skips ranks"):
+        builder.grow(row, ids, drawn([[0.5, 0.5]], [[True, True]]))
+    builder = StaticBuilder(complete(2, 1))
+    for wrong in (drawn([[0.5, 0.5]], [[True]]), drawn([[0.5, 0.5]] * 2, [[True, True]])):
+        with pytest.raises(ShapeError):
+            builder.grow(row, ids, wrong)

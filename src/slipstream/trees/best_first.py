@@ -79,7 +79,8 @@ def _ranked(
     log_probs: Tensor, tokens: Tensor, budget: int
 ) -> tuple[list[list[float]], list[list[int]]]:
     """Each depth's best candidates, likeliest first; no more than could enter the tree."""
-    given = log_probs.detach().to("cpu", torch.float64).nan_to_num(nan=IMPOSSIBLE).clamp(max=0)
+    given = log_probs.detach().to("cpu", torch.float64)
+    given = given.nan_to_num(nan=IMPOSSIBLE, neginf=IMPOSSIBLE).clamp(max=0)
     best = given.sort(dim=1, descending=True, stable=True)
     ids = tokens.cpu().gather(1, best.indices)
     return best.values[:, :budget].tolist(), ids[:, :budget].tolist()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.errors import SettingError
-from slipstream.trees import static
+from slipstream.trees import choices, static
 from slipstream.trees.dynamic import DynamicBuilder
 from slipstream.trees.protocol import TreeBuilder
 from slipstream.trees.static import Shape, StaticBuilder
@@ -88,7 +88,7 @@ def _chain(wish: Wish) -> Kind:
 
 
 def _static(wish: Wish) -> Kind:
-    shape = wish.shape or static.from_choices(static.EAGLE1_CHOICES)
+    shape = wish.shape or choices.EAGLE1
     return fixed(shape.cut(depth=wish.depth, budget=wish.budget))
 
 

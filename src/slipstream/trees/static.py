@@ -1,17 +1,16 @@
 """Fixed shapes: which ranks of which node are drafted, decided before anything is seen.
 
-A shape says "the r-th likeliest child of that node"; the drafter fills in the tokens. A choice
-list is Medusa's and EAGLE-1's notation: `(0, 2)` is the third likeliest child of the likeliest
-child of the root.
+A shape says "the r-th likeliest child of that node", or "its r-th draw" where children are drawn;
+the drafter fills in the tokens. Shapes with a history are in `choices`, the best shape for a
+measured acceptance in `sequoia`.
 
-Paper: Cai et al. 2024, Medusa, arXiv:2401.10774, section 2.3.3; Li et al. 2024, EAGLE,
-arXiv:2401.15077, section 4.1.
+Paper: Miao et al. 2023, SpecInfer, arXiv:2305.09781, section 3 (expansion-based trees).
 Differs: ranks that a small draft vocabulary does not have are left out, with what is below them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -108,6 +107,37 @@ def chain(depth: int) -> Shape:
     return Shape(tuple(range(-1, depth)), (0,) * (depth + 1))
 
 
+def expansion(counts: Sequence[int], budget: int | None = None) -> Shape:
+    """Every node of depth d has `counts[d]` children: SpecInfer's configuration <k1, k2, ...>.
+
+    Args:
+        counts: children per node, the root's first.
+        budget: drafted nodes at most, the shallowest ones; None for all.
+
+    Raises:
+        SettingError: no count, a count below 1, or budget below 1.
+
+    Example:
+        >>> expansion((1, 3, 1)).parents
+        (-1, 0, 1, 1, 1, 2, 3, 4)
+    """
+    _at_least_one(depth=len(counts), budget=1 if budget is None else budget)
+    for count in counts:
+        _at_least_one(topk=count)
+    parents, ranks, level = [-1], [0], [0]
+    for count in counts:
+        below: list[int] = []
+        for node in level:
+            for rank in range(count):
+                if budget is not None and len(parents) > budget:
+                    return Shape(tuple(parents), tuple(ranks))
+                below.append(len(parents))
+                parents.append(node)
+                ranks.append(rank)
+        level = below
+    return Shape(tuple(parents), tuple(ranks))
+
+
 def complete(topk: int, depth: int, budget: int | None = None) -> Shape:
     """Every node has `topk` children down to `depth`, cut to the budget's shallowest nodes.
 
@@ -120,53 +150,8 @@ def complete(topk: int, depth: int, budget: int | None = None) -> Shape:
         >>> complete(2, 9, budget=3).parents
         (-1, 0, 0, 1)
     """
-    _at_least_one(topk=topk, depth=depth, budget=1 if budget is None else budget)
-    parents, ranks, level = [-1], [0], [0]
-    for _ in range(depth):
-        below: list[int] = []
-        for node in level:
-            for rank in range(topk):
-                if budget is not None and len(parents) > budget:
-                    return Shape(tuple(parents), tuple(ranks))
-                below.append(len(parents))
-                parents.append(node)
-                ranks.append(rank)
-        level = below
-    return Shape(tuple(parents), tuple(ranks))
-
-
-def from_choices(choices: Iterable[Sequence[int]]) -> Shape:
-    """A shape from a choice list: one tuple of ranks per node.
-
-    Raises:
-        SettingError: the list is empty, holds a negative rank, or a node without its parent.
-
-    Example:
-        >>> from_choices([(0,), (1,), (0, 0), (1, 0)]).parents
-        (-1, 0, 0, 1, 2)
-    """
-    nodes = sorted({tuple(choice) for choice in choices} - {()}, key=lambda node: (len(node), node))
-    index = {(): 0}
-    for node in nodes:
-        if node[:-1] not in index or min(node) < 0:
-            raise SettingError(
-                "tree choice", list(node), "ranks of 0 or more below a node that is listed too"
-            )
-        index[node] = len(index)
-    parents = (-1, *(index[node[:-1]] for node in nodes))
-    return Shape(parents, (0, *(node[-1] for node in nodes)))
-
-
-# fmt: off
-EAGLE1_CHOICES: tuple[tuple[int, ...], ...] = (
-    (0,), (1,), (2,), (3,),
-    (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0),
-    (0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0),
-    (0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2),
-    (0, 0, 0, 0, 0), (0, 0, 0, 0, 1),
-)
-# fmt: on
-"""EAGLE-1's sparse tree: 25 drafted nodes, depth 5."""
+    _at_least_one(topk=topk, depth=depth)
+    return expansion((topk,) * depth, budget)
 
 
 class StaticBuilder:
