@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from slipstream.formats import eagle3
+
 PROMPTS = ["ab", "the cat", "1+1=", "zzz", "hello there", "naïve 你好", "x y z", "0123"]
 
 
@@ -79,6 +81,12 @@ def test_a_given_drafter_decides_vocabulary_and_weights(
     given = arguments(answers, tmp_path / "run", model, "--drafter", drafter)
     code, _, err = slipstream(*given)
     assert code == 2 and "draft-vocab-size" in err and not (tmp_path / "run").exists()
+    given = [*given[: given.index("--draft-vocab-size")], *given[given.index("--dtype") :]]
+    assert slipstream(*given)[0] == 0
+    before, after = (
+        eagle3.read(folder).vocabulary for folder in (drafter, tmp_path / "run" / "drafter")
+    )
+    assert before.target_ids.tolist() == after.target_ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -93,6 +101,10 @@ def test_a_given_drafter_decides_vocabulary_and_weights(
         (("--loops", "maybe"), "loops"),
         (("--drafter", "nowhere"), "nowhere"),
         (("--seed", 2**64), "seed"),
+        (("--set", "heads=3"), "heads is 3, expected nothing: eagle3 does not use it"),
+        (("--set", "decay"), "NAME=VALUE"),
+        (("--set", "decay=2"), "decay is 2"),
+        (("--set", "taps=1,9"), "tap is 9, expected 0..4"),
         (("--learning-rate", "inf"), "learning-rate is inf"),
         (("--learning-rate", "nan"), "learning-rate is nan, expected a finite number"),
     ],

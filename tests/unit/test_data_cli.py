@@ -148,6 +148,9 @@ def test_extract_writes_a_store(slipstream, model, answers, tmp_path):
     assert code == 2 and "--resume" in err
     resumed = ask(slipstream, *command, "--dtype", "float32", "--resume")
     assert resumed["rows"] == 3
+    for taps, says in (("0,2", "other taps"), ("0,5", "within 0..4")):
+        code, out, err = slipstream(*command, "--resume", "--taps", taps)
+        assert (code, out) == (2, "") and says in err
     for change in (("--max-length", "32"), ("--skip", "1"), ("--loops", "keep")):
         code, out, err = slipstream(*command, "--resume", *change)
         assert (code, out) == (2, "") and change[0][2:].replace("-", "_") in err
@@ -196,6 +199,7 @@ def test_an_interrupt_keeps_what_is_done(slipstream, model, prompts, tmp_path, m
         (("regenerate", "--prompts", "b", "--output", "x", "--num-rows", "0"), "num-rows is 0"),
         (("extract", "--data", "bad.jsonl", "--output", "x", "--loops", "kut"), "cut"),
         (("extract", "--data", "bad.jsonl", "--output", "x", "--method", "ngram"), "eagle3"),
+        (("extract", "--data", "bad.jsonl", "--output", "x", "--taps", "2;5"), "taps is 2;5"),
         (("inspect", "bad.jsonl", "--max-length", "1"), "max-length is 1"),
         (("frobnicate",), "frobnicate"),
     ],

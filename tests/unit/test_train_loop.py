@@ -46,8 +46,8 @@ def store(tmp_path):
 
 def setup(store, **changes):
     settings = {
-        "steps": 12, "max_length": 32, "num_unrolled": 2, "save_every": 3, "evaluate_every": 6,
-        "learning_rate": 1e-2, "draft_vocab_size": U, "accumulate": 2,
+        "steps": 12, "max_length": 32, "save_every": 3, "evaluate_every": 6,
+        "learning_rate": 1e-2, "accumulate": 2,
     }  # fmt: skip
     config = TrainConfig(**settings | changes)
     vocabulary = DraftVocabulary.from_counts(store.supervised_counts(), U)
@@ -55,7 +55,7 @@ def setup(store, **changes):
     readout = store.readout()
     initialise(model, vocabulary, readout, layer=None, final_norm=None,
                generator=torch.Generator().manual_seed(1))  # fmt: skip
-    objective = TrainingTimeTest(vocabulary, num_unrolled=config.num_unrolled)
+    objective = TrainingTimeTest(vocabulary, num_unrolled=2)
     return config, model, objective, readout, Batches(store, range(15), config)
 
 

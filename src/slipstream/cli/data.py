@@ -115,6 +115,12 @@ def extract(
     output: OutputOption,
     model: o.ModelOption = DEFAULT_MODEL,
     method: o.MethodOption = "eagle3",
+    taps: Annotated[
+        str | None,
+        typer.Option(
+            "--taps", metavar="2,15,...", help="Hidden states to store, in place of the method's."
+        ),
+    ] = None,
     max_length: MaxLengthOption = 1024,
     max_prompt: Annotated[
         int | None, typer.Option("--max-prompt", help="Skip rows with longer prompts, tokens.")
@@ -142,7 +148,7 @@ def extract(
     check_model(model)
     _check_file(data)
     check_output_folder(output, resume=resume)
-    taps_of = _taps(method)
+    taps_of = _taps(method, taps)
     from slipstream.data.extract import extract_shards
     from slipstream.models.readout import Readout
 
@@ -236,20 +242,48 @@ def _check_answers_file(path: Path, *, resume: bool) -> None:
         )
 
 
-def _taps(method: str) -> Callable[[int], tuple[int, ...]]:
-    """Which hidden states a method's drafter reads, by number of layers.
+def _taps(method: str, taps: str | None) -> Callable[[int], tuple[int, ...]]:
+    """Which hidden states to store, by number of layers: those named, or a method's.
 
     Raises:
         UnknownNameError: no such method.
-        SettingError: it reads none.
+        SettingError: the method has no draft network, or a tap is no number.
     """
     from slipstream import methods
 
     record = methods.get(method)
-    if record.model is None:
-        raise SettingError("method", method, "one with a draft network", "use --method eagle3")
-    module, _, _ = record.model.partition(":")
-    return methods.resolve(f"{module}:default_taps")  # type: ignore[return-value]
+    if taps is not None:
+        numbers = _parsed_taps(taps)
+        return lambda num_layers: _within(numbers, num_layers)
+    if not record.is_trainable:
+        names = ", ".join(m.name for m in methods.all() if m.is_trainable)
+        raise SettingError("method", method, f"one that is trained: {names}", "or give --taps")
+    from slipstream.train import recipes
+
+    recipe = recipes.get(method)
+    return lambda num_layers: recipe.taps(recipe.settings(), num_layers)
+
+
+def _parsed_taps(taps: str) -> tuple[int, ...]:
+    """The numbers of "2,15,27"."""
+    try:
+        numbers = tuple(int(part) for part in taps.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or list(numbers) != sorted(set(numbers)):
+        raise SettingError(
+            "taps", taps, "ascending numbers, separated by commas", "for example --taps 2,15,27"
+        )
+    return numbers
+
+
+def _within(taps: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
+    """The taps, if the target has them."""
+    if taps[0] < 0 or taps[-1] > num_layers:
+        raise SettingError(
+            "taps", ",".join(map(str, taps)), f"within 0..{num_layers}, the target's hidden states"
+        )
+    return taps
 
 
 def _target(model: str, dtype: str, device: str, threads: int | None) -> HFTarget:

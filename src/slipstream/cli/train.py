@@ -43,15 +43,20 @@ def train(
     learning_rate: Annotated[float, typer.Option("--learning-rate", help="Highest.")] = 1e-3,
     optimizer: Annotated[str, typer.Option("--optimizer", help="adamw or muon.")] = "adamw",
     num_unrolled: Annotated[
-        int, typer.Option("--num-unrolled", help="Steps of the training-time test.")
-    ] = 4,
+        int | None,
+        typer.Option("--num-unrolled", help="eagle3: steps of the training-time test."),
+    ] = None,
     draft_vocab_size: Annotated[
         int | None,
-        typer.Option("--draft-vocab-size", help="Target ids the drafter can say; 8192 by default."),
+        typer.Option("--draft-vocab-size", help="Target ids the drafter can say."),
     ] = None,
     initial: Annotated[
         str | None,
         typer.Option("--initial", help="First weights: target (its last layer) or random."),
+    ] = None,
+    given: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable."),
     ] = None,
     held_out: Annotated[
         int, typer.Option("--held-out", help="Last texts, kept for evaluation.")
@@ -95,25 +100,27 @@ def train(
         raise DataError(f"{data}: no such file or folder", "give a JSONL file or a feature store")
     check_output_folder(output, resume=resume)
     start_from = None if drafter is None else str(assemble.locate(drafter, method, model))
-    wishes = {"draft_vocab_size": draft_vocab_size, "initial": initial}
-    fresh = {name: value for name, value in wishes.items() if value is not None}
-    if drafter is not None:
-        for name, value in fresh.items():
-            raise SettingError(
-                name.replace("_", "-"), value, "nothing beside --drafter, which decides it",
-                "leave one of the two out",
-            )  # fmt: skip
-    settings = _config(
-        method=method, steps=steps, rows=rows, max_length=max_length, accumulate=accumulate,
-        learning_rate=learning_rate, optimizer=optimizer, num_unrolled=num_unrolled,
-        seed=seed, save_every=save_every,
-        evaluate_every=evaluate_every, held_out=held_out, **fresh,
-    )  # fmt: skip
+    wishes = {
+        "num_unrolled": num_unrolled, "draft_vocab_size": draft_vocab_size, "initial": initial,
+    } | _parsed(given or [])  # fmt: skip
+    settings = _method_settings(
+        method, {k: v for k, v in wishes.items() if v is not None}, has_drafter=drafter is not None
+    )
     quiet_libraries()
     from slipstream.cli.training import Run
+    from slipstream.train.config import TrainConfig
+
+    config = _validated(
+        TrainConfig,
+        method=method, steps=steps, rows=rows, max_length=max_length, accumulate=accumulate,
+        learning_rate=learning_rate, optimizer=optimizer,
+        seed=seed, save_every=save_every,
+        evaluate_every=evaluate_every, held_out=held_out,
+    )  # fmt: skip
 
     with json_output(json) as writer:
         run = Run(
+            config,
             settings,
             output,
             model=model,
@@ -155,14 +162,59 @@ def _check_trainable(method: str) -> None:
         raise SettingError("method", method, f"one that is trained: {names}")
 
 
-def _config(**settings: Any) -> Any:
-    """A `TrainConfig`; its complaints become ours, naming the option."""
+def _parsed(given: list[str]) -> dict[str, Any]:
+    """`--set` pairs by name; values are JSON where they can be, lists may go without brackets.
+
+    Raises:
+        SettingError: a pair without a name or an equals sign.
+    """
+    import json
+
+    found: dict[str, Any] = {}
+    for pair in given:
+        name, equals, text = pair.partition("=")
+        if not name or not equals:
+            raise SettingError("set", pair, "NAME=VALUE", "for example --set decay=0.9")
+        try:
+            value = json.loads(f"[{text}]")
+            found[name.replace("-", "_")] = value if "," in text else value[0]
+        except (json.JSONDecodeError, IndexError):
+            found[name.replace("-", "_")] = text
+    return found
+
+
+def _method_settings(method: str, wishes: dict[str, Any], *, has_drafter: bool) -> Any:
+    """The method's own settings; what it would ignore is refused.
+
+    Raises:
+        SettingError: a setting that is not the method's, is out of range, or is decided by the
+            drafter to start from.
+    """
+    from slipstream.train import recipes
+
+    recipe = recipes.get(method)
+    known = sorted(recipe.settings.model_fields)
+    for name, value in wishes.items():
+        shown = name.replace("_", "-")
+        if name not in known:
+            raise SettingError(
+                shown, value, f"nothing: {method} does not use it",
+                f"{method} can be told {', '.join(known) or 'nothing of its own'}",
+            )  # fmt: skip
+        if has_drafter and name in recipe.network_settings:
+            raise SettingError(
+                shown, value, "nothing beside --drafter, which decides it",
+                "leave one of the two out",
+            )  # fmt: skip
+    return _validated(recipe.settings, **wishes)
+
+
+def _validated(kind: Any, **values: Any) -> Any:
+    """A pydantic record; its complaints become ours, naming the option."""
     from pydantic import ValidationError
 
-    from slipstream.train.config import TrainConfig
-
     try:
-        return TrainConfig(**settings)
+        return kind(**values)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0]).replace("_", "-")

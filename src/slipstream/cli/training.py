@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,24 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from slipstream import assemble
 from slipstream.data.batches import Batch, collate
 from slipstream.data.extract import extract_shards
 from slipstream.data.store import Store
-from slipstream.drafters.eagle import EagleDrafter
-from slipstream.engine.engine import Engine
 from slipstream.errors import CheckpointError, DataError
-from slipstream.formats import eagle3
-from slipstream.formats.eagle3 import Eagle3Checkpoint
-from slipstream.models.eagle3 import Eagle3, Eagle3Config, default_taps
 from slipstream.models.readout import Readout
-from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.report.card import read_metrics, write_card
 from slipstream.target.hf import load_target
+from slipstream.train import recipes
 from slipstream.train.checkpoint import provenance, states
 from slipstream.train.config import TrainConfig
-from slipstream.train.initial import initialise
 from slipstream.train.loop import Batches, train
-from slipstream.train.objectives.ttt import TrainingTimeTest
+from slipstream.train.recipes.recipe import Checkpoint, Material, Settings
 
 DRAFTER = "drafter"  # folder of the newest drafter within a run
 FEATURES = "features"
@@ -38,7 +34,8 @@ class Run:
     """One run.
 
     Args:
-        config: settings.
+        config: settings of the loop.
+        settings: the method's own.
         folder: everything is written here.
         model: the target's name.
         drafter: folder of a drafter to start from, or None.
@@ -49,6 +46,7 @@ class Run:
     def __init__(
         self,
         config: TrainConfig,
+        settings: Settings,
         folder: Path,
         *,
         model: str,
@@ -57,11 +55,12 @@ class Run:
         say: Callable[[str], None],
     ) -> None:
         self.config, self.folder, self.say = config, folder, say
-        self.start_from = drafter
+        self.start_from = None if drafter is None else Path(drafter)
+        self.recipe, self.settings = recipes.get(config.method), settings
         self.target = load_target(model, **target_options)
         self.readout = Readout(self.target.embedding(), self.target.head())
-        self.taps = default_taps(self.target.spec.num_layers)
-        self.record = {"model": model, "drafter": drafter} | config.model_dump()
+        self.taps = self._taps()
+        self.record = {"model": model, "drafter": drafter} | self._settings()
         self._check_record()
 
     def extract(
@@ -96,7 +95,7 @@ class Run:
                 f"; {_counted(done.counts)}"
             )
             data = self.folder / FEATURES
-        self.store = Store(data)
+        self.store = Store(data, taps=self.taps)
         self._check_store(data)
         count = min(self.config.held_out, len(self.store) // 2)
         self.items = range(len(self.store) - count)
@@ -113,30 +112,28 @@ class Run:
         checkpoint = self._first()
         self._remember()
         config = self.config
-        objective = TrainingTimeTest(
-            checkpoint.vocabulary, num_unrolled=config.num_unrolled, decay=config.decay
-        )
+        objective = self.recipe.objective(checkpoint, self.settings)
         readout = self.store.readout()
         batches = Batches(self.store, self.items, config)
         self.say(
             f"{len(self.items)} texts, {sum(batches.lengths):,} tokens, "
             f"{batches.per_epoch} batches an epoch, "
-            f"{sum(p.numel() for p in checkpoint.model.parameters()) / 1e6:.1f} M parameters, "
-            f"draft vocabulary of {len(checkpoint.vocabulary)} covers "
-            f"{self._coverage(checkpoint.vocabulary):.1%} of the held-out answers"
+            f"{sum(p.numel() for p in checkpoint.model.parameters()) / 1e6:.1f} M parameters"
+            + self._coverage(checkpoint)
         )
         prompts = self._prompts(num_prompts)
 
-        def evaluate(model: nn.Module) -> dict[str, Any]:
+        def evaluate(_: nn.Module) -> dict[str, Any]:
             if not prompts:
                 return {}
-            return decode(self.target, Eagle3Checkpoint(model, checkpoint.vocabulary), prompts,
-                          num_tokens)  # fmt: skip
+            with tempfile.TemporaryDirectory(dir=self.folder) as place:
+                made = Path(place) / DRAFTER
+                self.recipe.layout.write(checkpoint, made)
+                return decode(self.target, config.method, made, prompts, num_tokens)
 
-        def save(model: nn.Module, step: int) -> None:
+        def save(_: nn.Module, step: int) -> None:
             card = self._card(step)
-            made = Eagle3Checkpoint(model, checkpoint.vocabulary)
-            eagle3.write(made, self.folder / DRAFTER, card=card, overwrite=True)
+            self.recipe.layout.write(checkpoint, self.folder / DRAFTER, card=card, overwrite=True)
 
         done = train(
             checkpoint.model,
@@ -160,57 +157,48 @@ class Run:
             "tau": done.last.get("tau"),
         } | {key: value for key, value in done.last.items() if key != "tau"}
 
-    def _first(self) -> Eagle3Checkpoint:
+    def _first(self) -> Checkpoint:
         """The network a run starts with; a resumed run finds its vocabulary in its own drafter."""
         made = self.folder / DRAFTER
+        layers = self.target.spec.num_layers
         if states(self.folder) and made.is_dir():
-            checkpoint = eagle3.read(made)
-            checkpoint.model.train()
-            return checkpoint
-        if self.start_from is not None:
-            checkpoint = eagle3.read(
-                Path(self.start_from), target_layers=self.target.spec.num_layers
-            )
-            spec = self.target.spec
-            eagle3.check_target(
-                checkpoint.model.config,
-                vocab_size=self.readout.embedding.shape[0],
-                hidden_size=spec.hidden_size,
-                num_layers=spec.num_layers,
-                name=spec.name,
-            )
-            checkpoint.model.train()
-            return checkpoint
-        tokenizer, vocab_size = self.target.tokenizer, self.target.spec.vocab_size
-        counts = self.store.vocabulary_counts(self.held_out)[:vocab_size]
-        vocabulary = DraftVocabulary.from_counts(
-            counts,
-            min(self.config.draft_vocab_size, vocab_size),
-            always=[*self.target.spec.eos_ids, *tokenizer.special_ids, *tokenizer.byte_ids],
+            checkpoint = self.recipe.layout.read(made, target_layers=layers)
+        elif self.start_from is not None:
+            checkpoint = self._start_from(self.start_from)
+        else:
+            checkpoint = self.recipe.make(self._material(), self.settings)
+        checkpoint.model.train()
+        return checkpoint
+
+    def _start_from(self, folder: Path) -> Checkpoint:
+        """A given drafter, if it was made for this target."""
+        spec = self.target.spec
+        checkpoint = self.recipe.layout.read(folder, target_layers=spec.num_layers)
+        self.recipe.layout.check_target(
+            checkpoint.model.config,
+            vocab_size=self.readout.embedding.shape[0],
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            name=spec.name,
         )
-        rows = self.readout.embedding.shape[0]
-        vocabulary = DraftVocabulary(vocabulary.target_ids, rows)
-        shape = self.target.draft_shape()
-        if self.config.intermediate_size is not None:
-            shape["intermediate_size"] = self.config.intermediate_size
-        model = Eagle3(
-            Eagle3Config(
-                **shape,
-                draft_vocab_size=len(vocabulary),
-                taps=tuple(self.store.index.taps),
-                max_length=self.target.spec.max_length,
-            )
-        )
-        is_warm = self.config.initial == "target"
-        initialise(
-            model,
-            vocabulary,
-            self.store.readout(),
-            layer=self.target.layer_weights(-1) if is_warm else None,
-            final_norm=self.target.final_norm() if is_warm else None,
+        return checkpoint
+
+    def _material(self) -> Material:
+        """What a fresh network is made from."""
+        target, spec = self.target, self.target.spec
+        return Material(
+            name=spec.name,
+            num_layers=spec.num_layers,
+            max_length=spec.max_length,
+            shape=target.draft_shape(),
+            taps=self.store.taps,
+            readout=self.store.readout(),
+            counts=self.store.vocabulary_counts(self.held_out)[: spec.vocab_size],
+            always=(*spec.eos_ids, *target.tokenizer.special_ids, *target.tokenizer.byte_ids),
+            layer_weights=target.layer_weights,
+            final_norm=target.final_norm(),
             generator=torch.Generator().manual_seed(self.config.seed),
         )
-        return Eagle3Checkpoint(model, vocabulary)
 
     def _held_out_batches(self) -> list[Batch]:
         """Held-out texts, each a batch of its own, up to a number of tokens."""
@@ -235,9 +223,26 @@ class Run:
                 prompts.append(sample.tokens[:first].tolist())
         return prompts
 
-    def _coverage(self, vocabulary: DraftVocabulary) -> float:
+    def _coverage(self, checkpoint: Checkpoint) -> str:
+        """What share of the held-out answers a reduced vocabulary can say, for people."""
+        vocabulary = getattr(checkpoint, "vocabulary", None)
+        if vocabulary is None or vocabulary.is_full:
+            return ""
         counts = self.store.supervised_counts(self.held_out or self.items)
-        return float(counts[vocabulary.target_ids].sum() / counts.sum().clamp(min=1))
+        share = float(counts[vocabulary.target_ids].sum() / counts.sum().clamp(min=1))
+        return f", draft vocabulary of {len(vocabulary)} covers {share:.1%} of the held-out answers"
+
+    def _taps(self) -> tuple[int, ...]:
+        """A given drafter's taps, or those that the method asks for."""
+        layers = self.target.spec.num_layers
+        if self.start_from is None:
+            return self.recipe.taps(self.settings, layers)
+        checkpoint = self.recipe.layout.read(self.start_from, target_layers=layers)
+        return tuple(getattr(checkpoint.model.config, "taps", ()))
+
+    def _settings(self) -> dict[str, Any]:
+        """The loop's and the method's settings together."""
+        return self.config.model_dump() | self.settings.model_dump(mode="json")
 
     def _check_store(self, folder: Path) -> None:
         index, spec = self.store.index, self.target.spec
@@ -257,7 +262,7 @@ class Run:
             model=self.target.spec.name,
             method=self.config.method,
             step=step,
-            config=self.config.model_dump(),
+            config=self._settings(),
             data={
                 "source_sha256": index.source_hash,
                 "texts": len(self.items),
@@ -294,23 +299,13 @@ class Run:
 
 
 def decode(
-    target: Any, checkpoint: Eagle3Checkpoint, prompts: list[list[int]], num_tokens: int
+    target: Any, method: str, drafter: Path, prompts: list[list[int]], num_tokens: int
 ) -> dict[str, Any]:
-    """Decode prompts greedily with a drafter and its default tree: tau, alpha, reach."""
-    from slipstream import methods
+    """Decode prompts greedily with a written drafter and its default tree: tau, alpha, reach."""
     from slipstream.bench import measures
     from slipstream.bench.runner import to_sample
 
-    record = methods.get("eagle3")
-    drafter = EagleDrafter.from_model(
-        checkpoint,
-        target,
-        tree=record.tree,
-        budget=record.budget,
-        depth=record.depth,
-        topk=min(record.topk, len(checkpoint.vocabulary)),
-    )
-    engine = Engine(target, drafter, methods.resolve(methods.VERIFIERS["walk"]), method="eagle3")
+    engine = assemble.load(target, method, drafter=drafter)
     results = engine.generate(prompts, max_new_tokens=num_tokens)
     samples = [to_sample(result, index) for index, result in enumerate(results)]
     reach = measures.reach(samples)

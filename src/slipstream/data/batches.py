@@ -23,6 +23,8 @@ class Batch:
         last_hidden: [B, T, D].
         documents: [B, T] int64, number of the text within its row, -1 where padded.
         positions: [B, T] int64, position within the text.
+        number: of the batch within its run; what an objective draws at random is keyed by it, so
+            that a resumed run draws the same.
     """
 
     tokens: Tensor
@@ -32,6 +34,7 @@ class Batch:
     last_hidden: Tensor
     documents: Tensor
     positions: Tensor
+    number: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -78,13 +81,16 @@ def plan(
     return batches
 
 
-def collate(rows: Sequence[Sequence[Sample]], *, max_length: int, dtype: torch.dtype) -> Batch:
+def collate(
+    rows: Sequence[Sequence[Sample]], *, max_length: int, dtype: torch.dtype, number: int = 0
+) -> Batch:
     """Lay samples end to end in rows, padded to the longest row.
 
     Args:
         rows: samples of each row.
         max_length: longer samples are cut to it.
         dtype: of features and last hidden.
+        number: of the batch within its run.
     """
     cut = [[min(len(s), max_length) for s in row] for row in rows]
     width = max(sum(lengths) for lengths in cut)
@@ -109,4 +115,4 @@ def collate(rows: Sequence[Sequence[Sample]], *, max_length: int, dtype: torch.d
             features[r, here] = sample.features[:length].to(dtype)
             last_hidden[r, here] = sample.last_hidden[:length].to(dtype)
             start += length
-    return Batch(tokens, loss_mask, best, features, last_hidden, documents, positions)
+    return Batch(tokens, loss_mask, best, features, last_hidden, documents, positions, number)

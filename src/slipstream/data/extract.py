@@ -205,10 +205,11 @@ def _features(
         for row, i in enumerate(group):
             tokens[row, : lengths[row]] = torch.tensor(texts[i].tokens)
         output = target.extract(tokens, taps, lengths)
+        features = output.last_hidden[..., :0] if output.features is None else output.features
         for row, i in enumerate(group):
             here = slice(0, lengths[row])
             samples[i] = _sample(
-                texts[i], output.features[row, here], output.last_hidden[row, here], readout
+                texts[i], features[row, here], output.last_hidden[row, here], readout
             )
     return [samples[i] for i in range(len(texts))]
 

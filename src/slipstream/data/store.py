@@ -154,11 +154,22 @@ class StoreWriter:
 
 
 class Store:
-    """Random access to the samples of a store."""
+    """Random access to the samples of a store.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of the store.
+        taps: hidden states the samples' features should hold, in this order; None takes all that
+            are stored.
+
+    Raises:
+        DataError: the folder is no store, is damaged, or lacks some of the taps.
+    """
+
+    def __init__(self, folder: Path, *, taps: Sequence[int] | None = None) -> None:
         self.folder = Path(folder)
         self.index = read_index(self.folder)
+        self.taps = tuple(self.index.taps if taps is None else taps)
+        self._columns = self._places(self.taps)
         self._where = [
             (shard["file"], start, end)
             for shard in self.index.shards
@@ -182,7 +193,7 @@ class Store:
             tokens=read["tokens"].to(torch.int64),
             loss_mask=read["loss_mask"],
             best=read["best"].to(torch.int64),
-            features=read["features"],
+            features=self._select(read["features"]),
             last_hidden=read["last_hidden"],
         )
 
@@ -215,6 +226,25 @@ class Store:
             mask = shard.get_slice("loss_mask")[start:end]
             counts += torch.bincount(tokens[mask], minlength=counts.numel())
         return counts
+
+    def _places(self, taps: tuple[int, ...]) -> list[int]:
+        """Where each tap lies within the stored features, counted in hidden sizes."""
+        stored = self.index.taps
+        missing = [tap for tap in taps if tap not in stored]
+        if missing:
+            raise DataError(
+                f"{self.folder} holds features of taps {_listed(stored)}, not of "
+                f"{_listed(missing)}",
+                hint=f"extract again with --taps {_listed(sorted({*stored, *taps}))}",
+            )
+        return list(range(len(stored))) if list(taps) == stored else [stored.index(t) for t in taps]
+
+    def _select(self, features: Tensor) -> Tensor:
+        """[T, K*D] of the wanted taps, of [T, stored*D]."""
+        if self._columns == list(range(len(self.index.taps))):
+            return features
+        by_tap = features.unflatten(-1, (-1, self.index.hidden_size))
+        return by_tap[:, self._columns].flatten(1)
 
     def _shard(self, name: str) -> safe_open:
         if name not in self._open:
@@ -264,6 +294,10 @@ def is_before_index(file: str) -> bool:
         "counts.safetensors",
         "shard-00000.safetensors",
     )
+
+
+def _listed(taps: Iterable[int]) -> str:
+    return ",".join(map(str, taps))
 
 
 def _load(path: Path) -> dict[str, Tensor]:

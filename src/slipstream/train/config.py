@@ -8,14 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class TrainConfig(BaseModel):
-    """What a run does; stored beside its checkpoints and compared on resume.
+    """What a run does, whatever the method; stored beside its checkpoints, compared on resume.
 
-    Lengths and sizes are in tokens, steps are optimizer steps. Unknown keys are errors.
+    Lengths are in tokens, steps are optimizer steps. Unknown keys are errors; what only one
+    method can be told is in its recipe's settings.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    method: Literal["eagle3"] = "eagle3"
+    method: str = "eagle3"
     steps: int = Field(1000, ge=1)
     rows: int = Field(1, ge=1, description="packed rows of a batch")
     max_length: int = Field(1024, ge=8, description="tokens of a packed row")
@@ -26,11 +27,6 @@ class TrainConfig(BaseModel):
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     optimizer: Literal["adamw", "muon"] = "adamw"
-    num_unrolled: int = Field(4, ge=1, le=16, description="steps of the training-time test")
-    decay: float = Field(0.8, gt=0, le=1, description="weight of each later unrolled step")
-    draft_vocab_size: int = Field(8192, ge=1)
-    intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
-    initial: Literal["target", "random"] = "target"
     precision: Literal["no", "bf16"] = "no"
     seed: int = Field(0, ge=0, lt=2**63)
     save_every: int = Field(200, ge=1)

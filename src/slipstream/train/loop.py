@@ -59,13 +59,15 @@ class Batches:
 
     def __call__(self, number: int) -> Batch:
         """Batch `number` of the run, counting through the epochs."""
-        epoch = 0
-        while number >= len(self._planned(epoch)):
-            number -= len(self._planned(epoch))
+        epoch, left = 0, number
+        while left >= len(self._planned(epoch)):
+            left -= len(self._planned(epoch))
             epoch += 1
-        rows = self._planned(epoch)[number]
+        rows = self._planned(epoch)[left]
         samples = [[self.store[self.items[i]] for i in row] for row in rows]
-        return collate(samples, max_length=self.config.max_length, dtype=torch.float32)
+        return collate(
+            samples, max_length=self.config.max_length, dtype=torch.float32, number=number
+        )
 
     @property
     def per_epoch(self) -> int:
