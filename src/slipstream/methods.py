@@ -15,11 +15,33 @@ TREES = ("chain", "static", "dynamic")
 VERIFIERS = {
     "walk": "slipstream.verify.walk:walk",
     "token": "slipstream.verify.chain:chain",
+    "block": "slipstream.verify.block:block",
+    "with-replacement": "slipstream.verify.tree:with_replacement",
+    "without-replacement": "slipstream.verify.tree:without_replacement",
+    "k-seq": "slipstream.verify.kseq:kseq",
+    "traversal": "slipstream.verify.traversal:traversal",
+    "traversal-with-replacement": "slipstream.verify.traversal:traversal_with_replacement",
+    "hybrid": "slipstream.verify.hybrid:hybrid",
+    "typical": "slipstream.verify.typical:typical",
 }
-CHILDREN = {"walk": "chosen", "token": "drawn"}
+CHILDREN = {
+    "walk": "chosen",
+    "token": "drawn",
+    "block": "drawn",
+    "with-replacement": "drawn",
+    "without-replacement": "distinct",
+    "k-seq": "drawn",
+    "traversal": "distinct",
+    "traversal-with-replacement": "drawn",
+    "hybrid": "mixed",
+    "typical": "chosen",
+}
 """How a drafter must make children for a rule to judge; see `drafters.candidates`."""
 
-LOSSY: tuple[str, ...] = ()
+FOR_CHAINS = ("token", "block")
+"""Rules that know no siblings."""
+
+LOSSY = ("typical",)
 """Rules that do not keep the target's law above temperature 0."""
 
 FIXED_TREES = ("chain", "static")
@@ -76,8 +98,8 @@ class Method:
 
     @property
     def lossless(self) -> tuple[str, ...]:
-        """Its verifiers that keep the target's law: every one that ships."""
-        return tuple(rule for rule in self.verifiers if rule in VERIFIERS)
+        """Its verifiers that keep the target's law."""
+        return tuple(rule for rule in self.verifiers if rule not in LOSSY)
 
 
 _METHODS = (
@@ -96,6 +118,17 @@ _METHODS = (
         note="copies what followed the last few tokens before; no network",
         budget=8,
         depth=8,
+    ),
+    Method(
+        name="lookahead",
+        title="Lookahead",
+        paper="Lookahead decoding, arXiv:2402.02057",
+        drafter="slipstream.drafters.lookahead:LookaheadDrafter",
+        trees=("static",),
+        note="n-grams that the model's own passes turn up; no network",
+        tree="static",
+        budget=17,
+        depth=3,
     ),
     Method(
         name="eagle3",

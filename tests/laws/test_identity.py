@@ -12,6 +12,7 @@ import torch
 
 from fakes import OracleDrafter, RandomDrafter, TableTarget, random_eagle3, tiny_model, tiny_target
 from slipstream import methods
+from slipstream.drafters.lookahead import LookaheadDrafter
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.union import UnionDrafter
@@ -42,6 +43,7 @@ def drafters(answers: list[list[int]]) -> dict[str, object]:
         "random-tree": RandomDrafter(12),
         "careless-tree": RandomDrafter(90, overdraw=True),
         "ngram": NgramDrafter(),
+        "lookahead": LookaheadDrafter(),
         "none": NoDrafter(),
     }
 
@@ -69,11 +71,12 @@ def test_table_says_the_same(name: str, sampling: str, num_rows: int) -> None:
 
 def network_drafters(target: object, answers: list[list[int]]) -> dict[str, object]:
     """The shapes again, and the catalogue's drafters under each of their trees."""
-    chosen = ("oracle-tree", "half-chain", "half-tree", "ngram")
+    chosen = ("oracle-tree", "half-chain", "half-tree", "ngram", "lookahead")
     found = {name: drafters(answers)[name] for name in chosen}
     for tree in methods.get("eagle3").trees:
         found[f"eagle3-{tree}"] = random_eagle3(target, tree=tree)
     found["eagle3+lookup"] = UnionDrafter(random_eagle3(target), NgramDrafter(), 16)
+    found["lookahead+lookup"] = UnionDrafter(LookaheadDrafter(), NgramDrafter(), 25)
     found["half+lookup"] = UnionDrafter(found["half-tree"], NgramDrafter(), 12)
     return found
 

@@ -20,6 +20,7 @@ class Row(Protocol):
         max_depth: deepest node worth drafting now (0: draft nothing), from the tokens the
             request may still emit and the room in the cache.
         max_nodes: drafted nodes that fit the cache now.
+        stop_ids: ids that end the answer.
         sampler: the request's warp and keyed noise.
     """
 
@@ -27,11 +28,16 @@ class Row(Protocol):
     tokens: list[int]
     max_depth: int
     max_nodes: int
+    stop_ids: frozenset[int]
     sampler: Sampler
 
 
 class Drafter(Protocol):
     """Proposes a tree of tokens per row. State per row lives between `open` and `close`.
+
+    A drafter that learns from the target's opinion of all its nodes (Lookahead) says so with an
+    attribute `wants_choices = True` and gets, before each `observe`, a call of
+    `read_choices(row, choices)`: choices [N] int64 is the target's likeliest token at each node.
 
     Attributes:
         name: for tables and errors.

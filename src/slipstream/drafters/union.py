@@ -21,7 +21,8 @@ class UnionDrafter:
         budget: drafted nodes of the merged tree at most.
 
     Raises:
-        SettingError: budget is below 1, or both drafters want features at different taps.
+        SettingError: budget is below 1, both drafters want features at different taps, or the
+            second one wants choices (only the first one's nodes keep their numbers).
     """
 
     def __init__(self, first: Drafter, second: Drafter, budget: int) -> None:
@@ -31,6 +32,9 @@ class UnionDrafter:
             raise SettingError(
                 "taps", f"{first.taps} and {second.taps}", "the same, or one drafter without"
             )
+        if getattr(second, "wants_choices", False):
+            raise SettingError("second drafter", second.name, "one that learns from its path alone")
+        self.wants_choices = getattr(first, "wants_choices", False)
         self.name = f"{first.name}+{second.name}"
         self.taps = first.taps or second.taps
         self._parts = (first, second)
@@ -48,6 +52,10 @@ class UnionDrafter:
             union(one, other, min(self._budget, row.max_nodes)) if row.max_nodes else one
             for row, one, other in zip(rows, first, second, strict=True)
         ]
+
+    def read_choices(self, row: Row, choices: Tensor) -> None:
+        """Tell the first; its nodes lead the merged tree in its own order."""
+        self._parts[0].read_choices(row, choices)
 
     def observe(self, row: Row, verdict: Verdict, features: Tensor | None) -> None:
         """Tell both; paths are told by tokens and features, not by node numbers."""

@@ -73,6 +73,8 @@ def step(
         if row.is_finished:
             drafter.close(row)
         else:
+            if getattr(drafter, "wants_choices", False):
+                drafter.read_choices(row, logits.argmax(-1))
             drafter.observe(row, verdict, None if features is None else features[[*verdict.path]])
         turns.append((row, tree, verdict, emitted, _opinion(tree, logits) if row.trace else {}))
     lap = meter.lap().share(len(rows))
