@@ -1,4 +1,4 @@
-"""A tree pass equals one plain pass per root path, for every architecture, tree and batch.
+"""A tree pass equals one plain pass per root path, for every architecture, tree, batch and pass.
 
 The plain side is transformers' own model with its own eager attention, no cache and no mask of
 ours. Bug reports B50, B84, B146.
@@ -49,7 +49,10 @@ MODELS = {
 }
 
 
-def pair(name: str) -> tuple[HFTarget, torch.nn.Module]:
+PASSES = {"stock": False, "fused": True}
+
+
+def pair(name: str, way: str = "stock") -> tuple[HFTarget, torch.nn.Module]:
     """A target and an untouched twin with eager attention; biases are random, not zero."""
     kind, changes = MODELS[name]
     model = tiny_model(kind, **changes)
@@ -59,7 +62,7 @@ def pair(name: str) -> tuple[HFTarget, torch.nn.Module]:
                 value.normal_(std=0.5)
     plain = copy.deepcopy(model)
     plain.set_attn_implementation("eager")
-    return HFTarget(model), plain
+    return HFTarget(model, fused=PASSES[way]), plain
 
 
 def random_tree(rng: random.Random, num_nodes: int, max_depth: int, root: int) -> DraftTree:
@@ -140,10 +143,11 @@ def test_mask_against_the_written_rule(window: int | None) -> None:
         assert (mask[row] == 0).any(dim=1).all()  # padded nodes see something too
 
 
+@pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("seed", range(2))
-def test_tree_pass_equals_one_pass_per_path(name: str, seed: int) -> None:
-    target, plain = pair(name)
+def test_tree_pass_equals_one_pass_per_path(name: str, seed: int, way: str) -> None:
+    target, plain = pair(name, way)
     rng = random.Random(seed)
     prompt = [rng.randrange(97) for _ in range(rng.choice([1, 5, 14]))]
     tree = random_tree(rng, rng.randint(2, 30), 5, rng.randrange(97))
@@ -155,10 +159,11 @@ def test_tree_pass_equals_one_pass_per_path(name: str, seed: int) -> None:
     assert_same(output.logits[0], node_logits(plain, prompt, tree))
 
 
+@pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("name", MODELS)
-def test_ragged_rows_equal_rows_alone(name: str) -> None:
+def test_ragged_rows_equal_rows_alone(name: str, way: str) -> None:
     """Rows of other lengths, other trees, in any slots, padded: each as if it were alone."""
-    target, plain = pair(name)
+    target, plain = pair(name, way)
     rng = random.Random(7)
     prompts = [[rng.randrange(97) for _ in range(n)] for n in (13, 1, 6)]
     trees = [random_tree(rng, n, 5, rng.randrange(97)) for n in (7, 18, 1)]
@@ -176,9 +181,10 @@ def test_ragged_rows_equal_rows_alone(name: str) -> None:
             assert_same(output.logits[row, : len(tree)], expected)
 
 
+@pytest.mark.parametrize("way", PASSES)
 @pytest.mark.parametrize("name", ["llama", "qwen2-half-window", "mistral-window"])
-def test_chunked_prefill_equals_unchunked(name: str) -> None:
-    target, plain = pair(name)
+def test_chunked_prefill_equals_unchunked(name: str, way: str) -> None:
+    target, plain = pair(name, way)
     rng = random.Random(1)
     prompt = [rng.randrange(97) for _ in range(40)]
     with torch.no_grad():
@@ -193,9 +199,10 @@ def test_chunked_prefill_equals_unchunked(name: str) -> None:
         assert_same(torch.cat(logits), expected)
 
 
-def test_wide_passes_are_not_folded_and_equal() -> None:
+@pytest.mark.parametrize("way", PASSES)
+def test_wide_passes_are_not_folded_and_equal(way: str) -> None:
     """Beyond the folding limit the grouped path runs; same numbers."""
-    target, plain = pair("mistral-window")
+    target, plain = pair("mistral-window", way)
     rng = random.Random(2)
     prompt, tree = [5, 6, 7], random_tree(rng, 80, 6, 9)
     cache = target.new_cache(1, 128)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from slipstream.cache import SlotCache
@@ -22,9 +29,11 @@ from slipstream.errors import (
 )
 from slipstream.target.attention import ATTENTION, attend, fold_mask
 from slipstream.target.facts import cache_shape, logit_rule, spec_of
+from slipstream.target.fused import FusedDecoder, why_not
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
-from slipstream.target.probe import probe
+from slipstream.target.probe import check_same, probe, sample
+from slipstream.target.products import PackedProduct, PlainProduct
 from slipstream.target.source import check_complete, resolve, unreadable
 from slipstream.target.support import check_supported, layer_kinds, text_config
 from slipstream.target.tokens import TargetTokenizer
@@ -41,17 +50,25 @@ class HFTarget:
 
     Args:
         model: a transformers causal model; it is taken over (frozen, its attention function
-            set, its linear layers packed).
+            set, its linear layers packed or its weights moved out).
         tokenizer: its tokenizer, or None.
         name: how the user named it.
         packed: lay weights out for narrow passes; None does so where the CPU can.
+        fused: run the fast twin of the decoder (see `fused`) in place of the stock one, once
+            both agree on a small tree; False never does.
 
     Raises:
-        UnsupportedTargetError: the model cannot be a target, with the reason.
+        UnsupportedTargetError: the model cannot be a target, or not a fused one, with the reason.
     """
 
     def __init__(
-        self, model: Any, tokenizer: Any = None, *, name: str = "", packed: bool | None = None
+        self,
+        model: Any,
+        tokenizer: Any = None,
+        *,
+        name: str = "",
+        packed: bool | None = None,
+        fused: bool = False,
     ) -> None:
         check_supported(model.config)
         if model.get_output_embeddings() is None:
@@ -69,6 +86,7 @@ class HFTarget:
         self._embedding = model.get_input_embeddings().weight.detach()
         self._head = model.get_output_embeddings().weight.detach()
         self._cache_name = _cache_argument(self._base)
+        self._fused: FusedDecoder | None = None
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self._hooked: tuple[int, ...] = ()
@@ -77,8 +95,12 @@ class HFTarget:
         if model.config.model_type not in _PROVEN:
             probe(self)
         can = can_pack(self.spec.dtype, self.spec.device)
-        if can if packed is None else packed and can:
+        is_packed = can if packed is None else packed and can
+        if fused:
+            self._fuse(is_packed)
+        elif is_packed:
             pack_linears(self._base)
+        if is_packed:
             self._project = PackedLinear(self._head, getattr(self._project, "bias", None))
 
     def embedding(self) -> Tensor:
@@ -107,6 +129,8 @@ class HFTarget:
 
     def layer_weights(self, index: int) -> dict[str, Tensor]:
         """Weights of a decoder layer by their Hugging Face names, e.g. `mlp.up_proj.weight`."""
+        if self._fused is not None:
+            return self._fused.weights(index)
         layer = self._base.layers[index]
         return {
             f"{name}.weight": module.weight.detach()
@@ -194,17 +218,21 @@ class HFTarget:
         self,
         tokens: Tensor,
         positions: Tensor,
-        masks: Any,
+        masks: dict[str, Tensor | None],
         cache: SlotCache | None,
         taps: tuple[int, ...],
     ) -> tuple[Tensor | None, Tensor]:
-        """The stock decoder: features at the taps (or None) and the last hidden state."""
-        self._hook(taps)
+        """The decoder: features at the taps (or None) and the last hidden state."""
         device = self.spec.device
+        tokens, positions = tokens.to(device), positions.to(device)
+        if self._fused is not None:
+            self._check_taps(taps)
+            return self._fused.run(tokens, positions, masks, cache, taps)
+        self._hook(taps)
         last_hidden = self._base(
-            input_ids=tokens.to(device),
-            position_ids=positions.to(device),
-            attention_mask=masks,
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=masks if len(masks) > 1 else masks[self._kinds[0]],
             use_cache=cache is not None,
             **{self._cache_name: cache},
         ).last_hidden_state
@@ -220,9 +248,7 @@ class HFTarget:
         wanted = tuple(sorted(set(taps)))
         if wanted == self._hooked:
             return
-        for tap in wanted:
-            if not 0 <= tap <= self.spec.num_layers:
-                raise SettingError("tap", tap, f"0..{self.spec.num_layers}")
+        self._check_taps(wanted)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -236,9 +262,23 @@ class HFTarget:
                 self._hooks.append(layer.register_forward_pre_hook(keep, with_kwargs=True))
         self._hooked = wanted
 
-    def _masks(self, layout: Layout, used: int) -> Any:
-        """What the model takes as attention mask: one, or one per kind of layer."""
-        masks = {}
+    def _check_taps(self, taps: tuple[int, ...]) -> None:
+        for tap in taps:
+            if not 0 <= tap <= self.spec.num_layers:
+                raise SettingError("tap", tap, f"0..{self.spec.num_layers}")
+
+    def _fuse(self, is_packed: bool) -> None:
+        """Put the fast twin in the stock decoder's place, if both say the same."""
+        reason = why_not(self.model)
+        if reason is not None:
+            raise UnsupportedTargetError(f"{self.spec.name} has no fused pass: {reason}")
+        expected = sample(self)
+        self._fused = FusedDecoder(self.model, PackedProduct if is_packed else PlainProduct)
+        check_same(self, expected)
+
+    def _masks(self, layout: Layout, used: int) -> dict[str, Tensor | None]:
+        """The attention mask of each kind of layer."""
+        masks: dict[str, Tensor | None] = {}
         for kind in self._kinds:
             window = self._window if kind == "sliding_attention" else None
             if layout.is_plain(window):
@@ -246,7 +286,7 @@ class HFTarget:
             else:
                 mask = layout.mask(used, self.spec.dtype, window).to(self.spec.device)
                 masks[kind] = fold_mask(mask, self._shape.groups)
-        return masks if len(masks) > 1 else masks[self._kinds[0]]
+        return masks
 
 
 def load_target(
@@ -256,6 +296,7 @@ def load_target(
     device: str | torch.device = "auto",
     threads: int | None = None,
     packed: bool | None = None,
+    fused: bool | None = None,
 ) -> HFTarget:
     """Load a target with its tokenizer.
 
@@ -265,6 +306,7 @@ def load_target(
         device: `auto` is the first CUDA device, or the CPU.
         threads: CPU threads; None takes OMP_NUM_THREADS or the physical cores.
         packed: see `HFTarget`.
+        fused: see `HFTarget`; None fuses what can be fused.
 
     Raises:
         UnknownNameError: no such embedded model, or dtype.
@@ -277,12 +319,27 @@ def load_target(
     if place.type == "cpu":
         use_threads(threads)
     source = resolve(name, write_dequantised)
+    model, tokenizer = _read(name, source, number_type, place)
+    options = {"name": name, "packed": packed}
+    if fused is None and why_not(model) is None:
+        try:
+            return HFTarget(model, tokenizer, **options, fused=True)
+        except UnsupportedTargetError as error:  # the stock model has lost its weights to the twin
+            warnings.warn(f"{error}; the stock model runs, more slowly", stacklevel=2)
+            model, tokenizer = _read(name, source, number_type, place)
+    return HFTarget(model, tokenizer, **options, fused=bool(fused))
+
+
+def _read(
+    name: str, source: str, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, Any]:
+    """A stock model and its tokenizer."""
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(source)
         check_supported(config)
         model, report = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=number_type, output_loading_info=True
+            source, config=config, dtype=dtype, output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(source)
     except SlipstreamError:
@@ -290,7 +347,7 @@ def load_target(
     except Exception as error:  # whatever the loader met in the files
         raise unreadable(name, error) from error
     check_complete(name, report, text_config(config).num_hidden_layers)
-    return HFTarget(model.to(place), tokenizer, name=name, packed=packed)
+    return model.to(device), tokenizer
 
 
 def write_dequantised(gguf: Path, folder: Path) -> None:
