@@ -173,7 +173,8 @@ def test_rows_do_not_see_each_other():
     assert [len(tree) for tree in expected][1:3] == [5, 1]
     for row in rows:
         drafter.close(row)
-    assert not drafter._rows and len(drafter._free) == drafter._cache.num_rows
+    rollout = drafter._rollout
+    assert not rollout._stems and len(rollout._free) == rollout._cache.num_rows
 
 
 def test_prompt_chunks_change_nothing(monkeypatch):
@@ -181,7 +182,7 @@ def test_prompt_chunks_change_nothing(monkeypatch):
     tokens, features, _ = text(generator, 40)
     trees = []
     for chunk in (7, 16, 64):
-        monkeypatch.setattr("slipstream.drafters.eagle.CHUNK", chunk)
+        monkeypatch.setattr("slipstream.drafters.rollout.CHUNK", chunk)
         row = OneRow(tokens, key=chunk)
         drafter.open(row, features[:-1])
         trees.append(drafter.propose([row])[0])
@@ -196,12 +197,13 @@ def test_refused_branches_leave_no_trace():
     row = OneRow(tokens[:10])
     drafter.open(row, features[:9])
     drafter.propose([row])
-    slot = drafter._rows[row.key].slot
-    committed = drafter._cache.lengths[slot]
+    rollout = drafter._rollout
+    slot = rollout._stems[row.key].slot
+    committed = rollout._cache.lengths[slot]
     assert committed == len(row.tokens) - 1
     first = drafter.propose([row])[0]
-    drafter._cache.keys[:, slot, :, committed:] = 1e6
-    drafter._cache.values[:, slot, :, committed:] = 1e6
+    rollout._cache.keys[:, slot, :, committed:] = 1e6
+    rollout._cache.values[:, slot, :, committed:] = 1e6
     again = drafter.propose([row])[0]
     assert torch.equal(first.tokens, again.tokens)
     assert torch.allclose(first.log_probs, again.log_probs)

@@ -1,17 +1,21 @@
-"""The pieces draft networks are made of: norm, rotary positions, MLP.
+"""The pieces draft networks are made of: norm, rotary positions, MLP, projections of attention.
 
-Attention is not here: a draft network computes queries, keys and values and leaves it to its
-caller which keys a query may see, because drafting (a cache and a tree) and training (the
+Attention itself is not here: a draft network computes queries, keys and values and leaves it to
+its caller which keys a query may see, because drafting (a cache and a tree) and training (the
 training-time test) differ in exactly that.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(q [B, H, N, C], k [B, Hkv, N, C], v [B, Hkv, N, C]) to [B, H, N, C]."""
 
 
 class RMSNorm(nn.Module):
@@ -39,6 +43,48 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to [..., D]."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Projections(nn.Module):
+    """What surrounds attention: queries, keys and values of an input, and the way back.
+
+    Args:
+        input_size: width of what is read.
+        output_size: D, width of what comes out.
+        num_heads: H.
+        num_kv_heads: key and value heads, a divisor of H.
+        head_size: C.
+        bias: of queries, keys and values.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        *,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.head_size = num_heads, head_size
+        self.q_proj = nn.Linear(input_size, num_heads * head_size, bias=bias)
+        self.k_proj = nn.Linear(input_size, num_kv_heads * head_size, bias=bias)
+        self.v_proj = nn.Linear(input_size, num_kv_heads * head_size, bias=bias)
+        self.o_proj = nn.Linear(num_heads * head_size, output_size, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, frequencies: Tensor, attend: Attend) -> Tensor:
+        """[B, N, D] from [B, N, input_size], its rotary positions [B, N] and frequencies [C/2]."""
+        both = torch.cat([self.q_proj(x), self.k_proj(x)], dim=-1)  # rotated in one go
+        rotated = rotate(self._heads(both), positions, frequencies)
+        q, k = rotated[:, : self.num_heads], rotated[:, self.num_heads :]
+        attended = attend(q, k, self._heads(self.v_proj(x))).transpose(1, 2).flatten(2)
+        return self.o_proj(attended)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, N, h*C] to [B, h, N, C]."""
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
 def inverse_frequencies(head_size: int, theta: float, scaling: dict | None) -> Tensor:

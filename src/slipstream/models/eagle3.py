@@ -12,17 +12,13 @@ features, at the next position.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError
-from slipstream.models.blocks import GatedMLP, RMSNorm, inverse_frequencies, rotate
-
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(q [B, H, N, C], k [B, Hkv, N, C], v [B, Hkv, N, C]) to [B, H, N, C]."""
+from slipstream.models.blocks import Attend, GatedMLP, Projections, RMSNorm, inverse_frequencies
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +70,15 @@ class Eagle3Config:
             )
 
 
-class _Attention(nn.Module):
-    """The four projections; the names are the checkpoint's."""
-
-    def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        d, c = config.hidden_size, config.head_size
-        self.q_proj = nn.Linear(2 * d, config.num_heads * c, bias=False)
-        self.k_proj = nn.Linear(2 * d, config.num_kv_heads * c, bias=False)
-        self.v_proj = nn.Linear(2 * d, config.num_kv_heads * c, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * c, d, bias=False)
-
-
 class _Layer(nn.Module):
     """The single decoder layer ("midlayer")."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         d, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn = _Attention(config)
+        self.self_attn = Projections(
+            2 * d, d, config.num_heads, config.num_kv_heads, config.head_size
+        )
         self.mlp = GatedMLP(d, config.intermediate_size)
         self.hidden_norm = RMSNorm(d, eps)
         self.input_layernorm = RMSNorm(d, eps)
@@ -131,26 +117,14 @@ class Eagle3(nn.Module):
         Returns:
             [B, N, D], the new states: input of `logits` and of the next step.
         """
-        config, attention = self.config, self.midlayer.self_attn
-        normed = torch.cat(
-            [self.midlayer.input_layernorm(embedded), self.midlayer.hidden_norm(states)], dim=-1
-        )  # [B, N, 2D]
-        q = self._heads(attention.q_proj(normed), config.num_heads)
-        k = self._heads(attention.k_proj(normed), config.num_kv_heads)
-        v = self._heads(attention.v_proj(normed), config.num_kv_heads)
-        q = rotate(q, positions, self.frequencies)
-        k = rotate(k, positions, self.frequencies)
-        attended = attend(q, k, v).transpose(1, 2).flatten(2)  # [B, N, H*C]
-        states = states + attention.o_proj(attended)
-        return states + self.midlayer.mlp(self.midlayer.post_attention_layernorm(states))
+        layer = self.midlayer
+        normed = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(states)], dim=-1)
+        states = states + layer.self_attn(normed, positions, self.frequencies, attend)
+        return states + layer.mlp(layer.post_attention_layernorm(states))
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., U] logits over the draft vocabulary of [..., D] states."""
         return self.lm_head(self.norm(states))
-
-    def _heads(self, x: Tensor, num_heads: int) -> Tensor:
-        """[B, N, h*C] to [B, h, N, C]."""
-        return x.unflatten(-1, (num_heads, self.config.head_size)).transpose(1, 2)
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:
