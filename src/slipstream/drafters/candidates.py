@@ -14,7 +14,7 @@ q is the softmax of logits / T at the request's temperature. Top-k and top-p of 
 the target's affair: a draft that is cut to fewer tokens than the tree has places wastes them.
 
 Paper: Daliri et al. 2024, arXiv:2408.07978 (drafting with the target's noise); Chen et al. 2024,
-Sequoia, arXiv:2402.12374, section 3.2 (without replacement).
+Sequoia, arXiv:2402.12374 (without replacement).
 Differs: where q has fewer tokens than a node has places, the node gets fewer children; Sequoia
 goes on with uniform draws. How many depends on q alone, so it is as exact.
 """

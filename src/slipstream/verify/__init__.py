@@ -1,5 +1,7 @@
-"""Lossless acceptance: (tree, logits, sampler, root position) to verdict, pure functions.
+"""Acceptance: (tree, logits, sampler, root position) to verdict, pure functions.
 
-`walk` (chosen trees, any temperature) is the default; `chain` is Leviathan and Chen's rule for
-drawn chains, called "token" on the command line. `law` enumerates what a rule does exactly.
+`walk` (any tree, any temperature) is the default. The rules for drawn nodes: `chain` ("token" on
+the command line) and `block` for chains, `tree`, `kseq` and `traversal` for drawn siblings,
+`hybrid` for chosen ones with a drawn one among them. `typical` is lossy. `law` enumerates what a
+rule does exactly, `bound` says what no rule can exceed.
 """

@@ -110,6 +110,8 @@ def residual(target: Probs, draft: Probs) -> Probs:
 def without(probs: Probs, token: int) -> Probs:
     """`probs` with one token taken out and the rest normalised: refusing a chosen token.
 
+    Nothing is subtracted, so that the smallest rest is exact; where none is left, `probs` itself.
+
     Example:
         >>> without(torch.tensor([0.5, 0.25, 0.25]), 0)
         tensor([0.0000, 0.5000, 0.5000])
@@ -117,7 +119,7 @@ def without(probs: Probs, token: int) -> Probs:
     rest = probs + 0  # a copy, for tensors and arrays alike
     rest[token] = 0
     mass = rest.sum()
-    return probs if mass < SMALLEST_MASS else rest / mass
+    return rest / mass if mass > 0 else probs
 
 
 def children(tree: DraftTree) -> list[list[int]]:

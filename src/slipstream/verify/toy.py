@@ -65,7 +65,52 @@ def drawn_tree(
                 prefixes.append((*prefixes[node], token))
                 parents.append(node)
         level = below
-    return _tree(prefixes, parents, is_drawn=True), prefixes
+    return _tree(prefixes, parents, [True] * (len(prefixes) - 1)), prefixes
+
+
+def mixed_step(
+    rule: Rule, target: Conditional, draft: Conditional, num_children: Sequence[int]
+) -> StepOf:
+    """A step whose nodes have chosen children and one more that is drawn from what they leave.
+
+    Args:
+        rule: the verification rule.
+        target: the target's conditional.
+        draft: the drafter's conditional.
+        num_children: siblings by depth, the drawn one included.
+    """
+
+    def step(chance: Chance) -> Prefix:
+        prefixes: list[Prefix] = [()]
+        parents, is_drawn, level = [-1], [], [0]
+        for count in num_children:
+            below: list[int] = []
+            for node in level:
+                tokens, rest = likeliest(draft(prefixes[node]), count - 1)
+                drawn = [chance.draws(rest)] if rest.sum() > 0 else []
+                for token in [*tokens, *drawn]:
+                    below.append(len(prefixes))
+                    prefixes.append((*prefixes[node], token))
+                    parents.append(node)
+                is_drawn += [False] * len(tokens) + [True] * len(drawn)
+            level = below
+
+        def drawn_from(prefix: Prefix) -> Probs:
+            rest = likeliest(draft(prefix), num_children[len(prefix)] - 1)[1]
+            return rest / rest.sum()
+
+        tree = _tree(prefixes, parents, is_drawn)
+        return _verify(rule, tree, prefixes, target, drawn_from, chance)
+
+    return step
+
+
+def likeliest(q: Probs, count: int) -> tuple[list[int], Probs]:
+    """The `count` likeliest tokens, equals by id, and q with them taken out [V]."""
+    tokens = sorted(range(len(q)), key=lambda token: (-q[token], token))[:count]
+    rest = q + 0
+    rest[tokens] = Fraction(0)
+    return tokens, rest
 
 
 def _siblings(q: Probs, count: int, chance: Chance, with_replacement: bool) -> list[int]:
@@ -106,11 +151,11 @@ def chosen_tree(
         for token in children_of(prefix):
             prefixes.append((*prefix, token))
             parents.append(node)
-    return _tree(prefixes, parents, is_drawn=False), prefixes
+    return _tree(prefixes, parents, [False] * (len(prefixes) - 1)), prefixes
 
 
-def _tree(prefixes: list[Prefix], parents: list[int], *, is_drawn: bool) -> DraftTree:
-    drawn = torch.tensor([False] + [is_drawn] * (len(prefixes) - 1))
+def _tree(prefixes: list[Prefix], parents: list[int], is_drawn: list[bool]) -> DraftTree:
+    drawn = torch.tensor([False, *is_drawn])
     tokens = torch.tensor([0] + [prefix[-1] for prefix in prefixes[1:]])
     return DraftTree(tokens, torch.tensor(parents), is_drawn=drawn)
 
