@@ -105,12 +105,12 @@ def collate(
     last_hidden = torch.zeros(*size, first.last_hidden.shape[-1], dtype=dtype)
     for r, row in enumerate(rows):
         start = 0
-        for number, (sample, length) in enumerate(zip(row, cut[r], strict=True)):
+        for document, (sample, length) in enumerate(zip(row, cut[r], strict=True)):
             here = slice(start, start + length)
             tokens[r, here] = sample.tokens[:length]
             best[r, here] = sample.best[:length]
             loss_mask[r, here] = sample.loss_mask[:length]
-            documents[r, here] = number
+            documents[r, here] = document
             positions[r, here] = torch.arange(length)
             features[r, here] = sample.features[:length].to(dtype)
             last_hidden[r, here] = sample.last_hidden[:length].to(dtype)
