@@ -8,20 +8,16 @@ as such indices (the convention of vLLM and speculators).
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError
+from slipstream.errors import CheckpointError, DrafterMismatchError
+from slipstream.formats import folder as files
 from slipstream.models.eagle3 import Eagle3, Eagle3Config, default_taps
 from slipstream.models.vocabulary import DraftVocabulary
 
@@ -73,8 +69,8 @@ def read(folder: Path, *, target_layers: int | None = None) -> Eagle3Checkpoint:
             disagree.
     """
     folder = Path(folder)
-    stored = _read_config(folder)
-    tensors = {key.removeprefix("model."): t for key, t in _read_tensors(folder).items()}
+    stored = files.read_config(folder, _File)
+    tensors = {key.removeprefix("model."): t for key, t in files.read_tensors(folder).items()}
     tensors = {
         ("midlayer." + k.removeprefix("layers.0.") if k.startswith("layers.0.") else k): t
         for k, t in tensors.items()
@@ -84,24 +80,14 @@ def read(folder: Path, *, target_layers: int | None = None) -> Eagle3Checkpoint:
             f"{folder} has no midlayer.* tensors, so it is no EAGLE-3 drafter",
             hint="`slipstream zoo` lists drafters that ship; `slipstream train` makes one",
         )
-    d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
     config = _network_config(stored, tensors, folder, target_layers)
-    if d2t is None and config.draft_vocab_size != config.vocab_size:
-        raise CheckpointError(
-            f"{folder}: the head says {config.draft_vocab_size} ids, the target has "
-            f"{config.vocab_size}, and there is no d2t map",
-            hint="the map is part of the training; take it from the folder the weights come from",
-        )
-    vocabulary = (
-        DraftVocabulary.full(config.vocab_size)
-        if d2t is None
-        else DraftVocabulary.from_files(d2t, t2d, config.vocab_size)
+    vocabulary = files.take_vocabulary(
+        tensors, folder, vocab_size=config.vocab_size, draft_vocab_size=config.draft_vocab_size
     )
     for name in OPTIONAL:
         tensors.pop(name, None)  # the target's own embedding is used
     model = Eagle3(config)
-    _check_tensors(model, tensors, folder)
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    files.fill(model, tensors, folder)
     return Eagle3Checkpoint(model.eval(), vocabulary)
 
 
@@ -118,37 +104,9 @@ def write(
     Raises:
         OutputError: the folder exists and `overwrite` is off, or cannot be written.
     """
-    folder = Path(folder)
-    if folder.exists() and not overwrite:
-        raise OutputError(f"{folder} exists", "choose another --output")
-    config = checkpoint.model.config
-    state = {
-        name: tensor.detach().to(dtype).contiguous()
-        for name, tensor in checkpoint.model.state_dict().items()
-    }
-    if not checkpoint.vocabulary.is_full:
-        state["d2t"] = checkpoint.vocabulary.offsets()
-        state["t2d"] = checkpoint.vocabulary.mask()
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise OutputError(f"{folder} cannot be written: {error}") from error
-    try:
-        save_file(state, temporary / "model.safetensors", metadata={"format": "pt"})
-        (temporary / "config.json").write_text(
-            json.dumps(_file_config(config, dtype), indent=2) + "\n"
-        )
-        if card is not None:
-            (temporary / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-        temporary.chmod(0o755)
-        (temporary / "model.safetensors").chmod(0o644)
-        if folder.exists():
-            _swap(temporary, folder)
-        else:
-            temporary.replace(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    tensors = files.to_tensors(checkpoint.model, checkpoint.vocabulary, dtype)
+    config = _file_config(checkpoint.model.config, dtype)
+    files.write(folder, tensors, config, card=card, overwrite=overwrite)
 
 
 def check_target(
@@ -166,16 +124,15 @@ def check_target(
     Raises:
         DrafterMismatchError: vocabulary, hidden size or layers differ.
     """
-    hint = f"train one with `slipstream train --method eagle3 --model {name} ...`"
-    facts = (
-        ("vocabulary", config.vocab_size, vocab_size),
-        ("hidden size", config.target_hidden_size, hidden_size),
+    files.check_facts(
+        (
+            ("vocabulary", config.vocab_size, vocab_size),
+            ("hidden size", config.target_hidden_size, hidden_size),
+        ),
+        name=name,
+        method="eagle3",
     )
-    for what, ours, theirs in facts:
-        if ours != theirs:
-            raise DrafterMismatchError(
-                f"the drafter was made for a target with {what} {ours}, {name} has {theirs}", hint
-            )
+    hint = f"train one with `slipstream train --method eagle3 --model {name} ...`"
     if config.hidden_size != hidden_size:
         raise DrafterMismatchError(
             f"the drafter's hidden size {config.hidden_size} differs from the width {hidden_size} "
@@ -186,40 +143,6 @@ def check_target(
         raise DrafterMismatchError(
             f"the drafter reads layer {max(config.taps)}, {name} has {num_layers}", hint
         )
-
-
-def _read_config(folder: Path) -> _File:
-    path = folder / "config.json"
-    if not path.is_file():
-        state = "does not exist" if not folder.exists() else "has no config.json"
-        raise CheckpointError(f"{folder} {state}", hint="`slipstream zoo` lists drafters that ship")
-    try:
-        return _File(**json.loads(path.read_text()))
-    except (json.JSONDecodeError, ValidationError, TypeError, UnicodeDecodeError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {_first_line(error)}", "take the drafter from its source again"
-        ) from error
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    path = folder / "model.safetensors"
-    if path.is_file():
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} is truncated or damaged: {_first_line(error)}", hint="copy it again"
-            ) from error
-    path = folder / "pytorch_model.bin"
-    if path.is_file():
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # unpickling fails in many ways
-            raise CheckpointError(
-                f"{path} cannot be read: {_first_line(error)}",
-                "take the drafter from its source again",
-            ) from error
-    raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
 
 
 def _network_config(
@@ -261,22 +184,6 @@ def _network_config(
     )
 
 
-def _check_tensors(model: Eagle3, tensors: dict[str, Tensor], folder: Path) -> None:
-    expected = model.state_dict()
-    missing = sorted(set(expected) - set(tensors))
-    unknown = sorted(set(tensors) - set(expected))
-    if missing or unknown:
-        raise CheckpointError(
-            f"{folder}: missing tensors {missing or 'none'}, unknown tensors {unknown or 'none'}"
-        )
-    for name, tensor in tensors.items():
-        if tensor.shape != expected[name].shape:
-            raise CheckpointError(
-                f"{folder}: {name} is {list(tensor.shape)}, config.json says "
-                f"{list(expected[name].shape)}"
-            )
-
-
 def _file_config(config: Eagle3Config, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -303,20 +210,3 @@ def _file_config(config: Eagle3Config, dtype: torch.dtype) -> dict[str, Any]:
         },
         "slipstream": {"method": "eagle3", "taps": list(config.taps)},
     }
-
-
-def _swap(new: Path, old: Path) -> None:
-    """Replace a folder; the old one is moved aside first and restored on failure."""
-    aside = old.with_name(f".{old.name}-old")
-    shutil.rmtree(aside, ignore_errors=True)
-    old.replace(aside)
-    try:
-        new.replace(old)
-    except OSError:
-        aside.replace(old)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
