@@ -63,7 +63,8 @@ def test_attention_equals_the_dense_mask(steps):
         scores = q @ every.transpose(-1, -2) / size**0.5
         weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
         expected = weights @ torch.cat(values, 2).repeat_interleave(2, 1)
-        assert torch.allclose(got, expected, atol=1e-12)
+        assert torch.allclose(got[:, :, :-1], expected[:, :, :-1], atol=1e-12)
+        assert not got[:, :, -1].any()  # padding
 
 
 def test_packed_texts_do_not_see_each_other():
@@ -96,6 +97,7 @@ def test_padding_changes_nothing():
                 value=-1 if name == "documents" else 0,
             )
             for name in Batch.__slots__
+            if name != "number"
         ))  # fmt: skip
         model.zero_grad()
         loss = objective(model, padded, readout)
@@ -151,7 +153,7 @@ def test_a_choice_outside_the_vocabulary_is_a_miss_not_a_gap():
                                 text.last_hidden)]), readout,
     )  # fmt: skip
     assert float(loss.prefix_count) > 0 and float(loss.prefix_hits[0]) == 0
-    assert int(loss.num_supervised) == 0 and float(loss.total) == 0
+    assert int(loss.num_supervised) == 0 and float(loss.total.detach()) == 0
 
 
 def test_one_batch_can_be_overfitted():

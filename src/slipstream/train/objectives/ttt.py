@@ -25,7 +25,9 @@ from slipstream.data.batches import Batch
 from slipstream.models.eagle3 import Eagle3
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.train.objectives.documents import by_text, spans
 from slipstream.train.objectives.protocol import Loss
+from slipstream.train.objectives.soft_cross_entropy import soft_cross_entropy
 
 
 class TrainingTimeTest:
@@ -60,13 +62,17 @@ class TrainingTimeTest:
             states = model.step(states, embedded, batch.positions + step, attend)
             supervised = labels.supervised(step)
             counted = supervised & labels.in_vocabulary(step)
-            logits = model.logits(states[counted])  # [M, U]
-            loss = labels.cross_entropy(logits, counted, step)
+            said = soft_cross_entropy(
+                model.norm(states[counted]),  # [M, D]
+                model.lm_head.weight,
+                labels.probs,
+                labels.rows(counted, step),
+            )
             weight = self.decay**step
-            total, weights = total + weight * loss, weights + weight
-            parts[f"loss_{step + 1}"] = loss.detach()
+            total, weights = total + weight * said.loss, weights + weight
+            parts[f"loss_{step + 1}"] = said.loss.detach()
             hit = torch.zeros_like(alive)
-            hit[counted] = logits.detach().argmax(-1) == labels.draft_choice(counted, step)
+            hit[counted] = said.choice == labels.draft_choice(counted, step)
             alive, countable = alive & hit, countable & supervised
             hits.append(alive.clone())
             if step == 0:
@@ -107,40 +113,50 @@ class TrainingTimeTest:
 class UnrolledAttention:
     """Attention of the training-time test; call it once a step, in order.
 
+    Each text of a packed row is attended on its own, so the work grows with the texts' lengths
+    squared and not with the row's.
+
     Args:
         documents: [B, T] int64, which text each position belongs to, -1 where padded.
     """
 
     def __init__(self, documents: Tensor) -> None:
-        length = documents.shape[1]
-        same = documents[:, :, None] == documents[:, None, :]  # [B, T, T]
-        causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
-        self.visible = (same & causal)[:, None]  # [B, 1, T, T]
+        self.spans = spans(documents)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[B, H, T, C] queries, [B, Hkv, T, C] keys and values of the step, to [B, H, T, C]."""
         group = q.shape[1] // k.shape[1]
-        self.keys.append(k)
-        self.values.append(v)
-        if len(self.keys) == 1:
-            return F.scaled_dot_product_attention(
+        if not self.keys:
+            k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+            self.keys.append(k)
+            self.values.append(v)
+            return by_text(
+                self.spans,
                 q,
-                k.repeat_interleave(group, 1),
-                v.repeat_interleave(group, 1),
-                attn_mask=self.visible,
-            )
-        length = q.shape[2]
-        q = q.unflatten(1, (-1, group)) / math.sqrt(q.shape[-1])  # [B, Hkv, G, T, C]
-        shared = q @ self.keys[0][:, :, None].transpose(-1, -2)  # [B, Hkv, G, T, T]
-        shared = shared.masked_fill(~self.visible[:, :, None], float("-inf"))
-        own = torch.stack([(q * key[:, :, None]).sum(-1) for key in self.keys[1:]], -1)
-        weights = torch.cat([shared, own], -1).softmax(-1)
-        mixed = weights[..., :length] @ self.values[0][:, :, None]
+                lambda row, here: F.scaled_dot_product_attention(
+                    q[row, None, :, here], k[row, None, :, here], v[row, None, :, here],
+                    is_causal=True,
+                )[0],
+            )  # fmt: skip
+        self.keys.append(k.repeat_interleave(group, 1))
+        self.values.append(v.repeat_interleave(group, 1))
+        q = q / math.sqrt(q.shape[-1])
+        own = torch.stack([(q * key).sum(-1) for key in self.keys[1:]], -1)  # [B, H, T, steps]
+        return by_text(self.spans, q, lambda row, here: self._attend(q, own, row, here))
+
+    def _attend(self, q: Tensor, own: Tensor, row: int, here: slice) -> Tensor:
+        """[H, t, C] of one text: the lower triangle of step 0 and a diagonal per later step."""
+        length = here.stop - here.start
+        shared = q[row, :, here] @ self.keys[0][row, :, here].transpose(-1, -2)  # [H, t, t]
+        above = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
+        shared = shared.masked_fill(above, float("-inf"))
+        weights = torch.cat([shared, own[row, :, here]], -1).softmax(-1)
+        mixed = weights[..., :length] @ self.values[0][row, :, here]
         for step, value in enumerate(self.values[1:]):
-            mixed = mixed + weights[..., length + step, None] * value[:, :, None]
-        return mixed.flatten(1, 2)
+            mixed = mixed + weights[..., length + step, None] * value[row, :, here]
+        return mixed
 
 
 class _Labels:
@@ -172,13 +188,9 @@ class _Labels:
         """[M] int64 draft ids of the target's choices at the counted rows."""
         return shift(self.choice, 1 + step, fill=-1)[counted]
 
-    def cross_entropy(self, logits: Tensor, counted: Tensor, step: int) -> Tensor:
-        """[] nats, mean soft cross-entropy over the counted rows; 0 when none counts."""
-        if logits.shape[0] == 0:
-            return logits.sum()
-        probs = self.probs[shift(self.row_of, 1 + step, fill=-1)[counted]]
-        logits = logits.float()
-        return (logits.logsumexp(-1) - (probs * logits).sum(-1)).mean()
+    def rows(self, counted: Tensor, step: int) -> Tensor:
+        """[M] int64, which of `probs` each counted row is to match."""
+        return shift(self.row_of, 1 + step, fill=-1)[counted]
 
 
 def shift(x: Tensor, steps: int, *, fill: int = 0) -> Tensor:
