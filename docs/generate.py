@@ -35,6 +35,8 @@ PAPERS = {
     "2408.15766": "Zhang et al., HASS",
     "2503.01840": "Li et al., EAGLE-3",
     "2506.05632": "Rowan et al., List-Level Distribution Coupling",
+    "2604.12989": "Ringel and Romano, DDTree",
+    "2606.01813": "CaDDTree",
 }
 
 

@@ -155,7 +155,7 @@ def _check_used(method: Method, tree: str, given: dict[str, Any]) -> None:
             raise SettingError(
                 name, given[name], "nothing: none drafts nothing", f"leave {name} out"
             )
-    if tree != "dynamic" and given.get("topk", 1) != 1:
+    if tree in ("chain", "static") and given.get("topk", 1) != 1:
         raise SettingError(
             "topk", given["topk"], f"nothing: a {tree} tree has no use for it", "leave topk out"
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from slipstream.errors import UnknownNameError
 
-TREES = ("chain", "static", "dynamic")
+TREES = ("chain", "static", "kary", "sequoia", "dynamic", "best-first")
 VERIFIERS = {
     "walk": "slipstream.verify.walk:walk",
     "token": "slipstream.verify.chain:chain",
@@ -44,7 +44,7 @@ FOR_CHAINS = ("token", "block")
 LOSSY = ("typical",)
 """Rules that do not keep the target's law above temperature 0."""
 
-FIXED_TREES = ("chain", "static")
+FIXED_TREES = ("chain", "static", "kary", "sequoia")
 """Trees whose shape is decided before anything is drafted: what is not chosen needs one."""
 
 
@@ -136,7 +136,7 @@ _METHODS = (
         paper="EAGLE-3, arXiv:2503.01840",
         drafter="slipstream.drafters.eagle:EagleDrafter",
         model="slipstream.models.eagle3:Eagle3",
-        trees=("dynamic", "static", "chain"),
+        trees=("dynamic", "best-first", "sequoia", "kary", "static", "chain"),
         objective="slipstream.train.objectives.ttt:TrainingTimeTest",
         formats=("slipstream", "eagle", "specforge"),
         note="features from three taps, reduced vocabulary",

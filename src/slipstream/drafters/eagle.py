@@ -118,7 +118,7 @@ class EagleDrafter:
             name=spec.name,
         )
         size = len(checkpoint.vocabulary)
-        if tree == "dynamic" and topk > size:
+        if tree not in ("chain", "static") and topk > size:
             raise SettingError(
                 "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
             )

@@ -8,8 +8,9 @@ each once, so the first `budget` are the best ones.
 Drafters that condition on the path grow the same tree with `--tree best-first`: there a child's
 score comes from its own parent's list, level by level (see `kinds`).
 
-Paper: Ringel and Romano 2026, DDTree, arXiv:2604.12989, algorithm 1.
-Differs: equal scores keep the shallower node.
+Paper: Ringel and Romano 2026, DDTree, arXiv:2604.12989; with `cost`, CaDDTree,
+arXiv:2606.01813.
+Differs: among equal scores the shallower node comes first.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from torch import Tensor
 
 from slipstream import shapes
 from slipstream.errors import SettingError
+from slipstream.trees.budget import Cost, best_size
 from slipstream.types import DraftTree
 
 IMPOSSIBLE = float("-inf")
 
 
-def from_marginals(root: int, log_probs: Tensor, tokens: Tensor, budget: int) -> DraftTree:
+def from_marginals(
+    root: int, log_probs: Tensor, tokens: Tensor, budget: int, *, cost: Cost | None = None
+) -> DraftTree:
     """The `budget` most probable nodes when every depth has one list of candidates.
 
     Args:
@@ -35,6 +39,8 @@ def from_marginals(root: int, log_probs: Tensor, tokens: Tensor, budget: int) ->
             never enter the tree.
         tokens: [D, M] int64, their target vocabulary ids, different within a row.
         budget: drafted nodes, root not counted.
+        cost: seconds of a step by the tokens in its pass, root included; given, the tree keeps
+            as many of its best nodes as pay for themselves, possibly none.
 
     Returns:
         A chosen tree of at most `budget` nodes in order of their joint probability.
@@ -53,7 +59,7 @@ def from_marginals(root: int, log_probs: Tensor, tokens: Tensor, budget: int) ->
     if budget < 1:
         raise SettingError("budget", budget, "1 or more")
     given, ids = _ranked(log_probs, tokens, budget)
-    nodes, parents, own = [root], [-1], [0.0]
+    nodes, parents, own, scores = [root], [-1], [0.0], [0.0]
     heap = [(-given[0][0], 1, 0, 0, 0, 0.0)] if given and given[0] else []
     pushed = 0  # among equals: the shallower, then the one met first
     while heap and len(nodes) <= budget:
@@ -65,6 +71,7 @@ def from_marginals(root: int, log_probs: Tensor, tokens: Tensor, budget: int) ->
         nodes.append(ids[depth - 1][rank])
         parents.append(parent)
         own.append(level[rank])
+        scores.append(-minus_score)
         pushed += 2
         if rank + 1 < len(level):
             sibling = (-(above + level[rank + 1]), depth, pushed, rank + 1, parent, above)
@@ -72,7 +79,14 @@ def from_marginals(root: int, log_probs: Tensor, tokens: Tensor, budget: int) ->
         if depth < len(given):
             child = (minus_score - given[depth][0], depth + 1, pushed + 1, 0, node, -minus_score)
             heapq.heappush(heap, child)
-    return DraftTree(torch.tensor(nodes), torch.tensor(parents), log_probs=torch.tensor(own))
+    size = len(nodes)
+    if cost is not None:
+        size = 1 + best_size(torch.tensor(scores[1:], dtype=torch.float64).exp(), cost)
+    return DraftTree(
+        torch.tensor(nodes[:size]),
+        torch.tensor(parents[:size]),
+        log_probs=torch.tensor(own[:size]),
+    )
 
 
 def _ranked(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slipstream import shapes
 from slipstream.errors import SettingError
+from slipstream.trees.budget import Cost, best_size
 from slipstream.trees.protocol import Frontier, refuse_drawn
 from slipstream.types import DraftTree, Drawn
 
@@ -29,6 +30,8 @@ class DynamicBuilder:
         depth: levels to draft; the deepest node's depth.
         topk: children considered per node; fewer where the draft vocabulary is smaller.
         beam: nodes expanded per level; None takes `topk`, as the paper does.
+        cost: seconds of a step by the tokens in its pass, root included; given, the tree keeps
+            as many of its best nodes as pay for themselves, possibly none.
 
     Raises:
         SettingError: a number is below 1.
@@ -43,7 +46,15 @@ class DynamicBuilder:
         tensor([9, 4, 6])
     """
 
-    def __init__(self, budget: int, depth: int, topk: int, *, beam: int | None = None) -> None:
+    def __init__(
+        self,
+        budget: int,
+        depth: int,
+        topk: int,
+        *,
+        beam: int | None = None,
+        cost: Cost | None = None,
+    ) -> None:
         beam = topk if beam is None else beam
         for name, value in (("budget", budget), ("depth", depth), ("topk", topk), ("beam", beam)):
             if value < 1:
@@ -52,6 +63,7 @@ class DynamicBuilder:
         self.depth = depth
         self.topk = topk
         self.beam = beam
+        self.cost = cost
         self.start(0)
 
     def start(self, root: int) -> None:
@@ -116,6 +128,10 @@ class DynamicBuilder:
         scores = torch.cat([torch.zeros(1, dtype=torch.float64), *self._scores])
         parents = torch.cat([torch.tensor([-1]), *self._parents])
         kept = rerank(scores, parents, budget=self.budget)
+        if self.cost is not None:
+            reach = scores[kept[1:]].exp().sort(descending=True).values
+            size = best_size(reach, self.cost)
+            kept = rerank(scores, parents, budget=size) if size else kept[:1]
         new_index = torch.zeros(len(scores), dtype=torch.int64)
         new_index[kept] = torch.arange(len(kept))
         new_parents = new_index[parents[kept].clamp(min=0)]

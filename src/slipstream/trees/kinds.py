@@ -7,11 +7,12 @@ nodes that score best, so theirs are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.errors import SettingError
-from slipstream.trees import choices, static
+from slipstream.trees import choices, sequoia, static
+from slipstream.trees.budget import Cost
 from slipstream.trees.dynamic import DynamicBuilder
 from slipstream.trees.protocol import TreeBuilder
 from slipstream.trees.static import Shape, StaticBuilder
@@ -44,26 +45,41 @@ class Wish:
         depth: of the deepest node.
         topk: children considered per node; a chain has one, a static shape its own.
         shape: of a static tree; None takes EAGLE-1's 25 nodes.
+        acceptance: of a sequoia tree, per rank; None takes `sequoia.DEFAULT_ACCEPTANCE`.
+        cost: of trees whose scores decide: keep as many nodes as pay for themselves.
     """
 
     budget: int
     depth: int
     topk: int
     shape: Shape | None = None
+    acceptance: Sequence[float] | None = None
+    cost: Cost | None = None
 
 
-def make(tree: str, *, budget: int, depth: int, topk: int, shape: Shape | None = None) -> Kind:
+def make(
+    tree: str,
+    *,
+    budget: int,
+    depth: int,
+    topk: int,
+    shape: Shape | None = None,
+    acceptance: Sequence[float] | None = None,
+    cost: Cost | None = None,
+) -> Kind:
     """What grows trees of a kind.
 
     Args:
         tree: a name of `KINDS`.
-        budget: see `Wish`, as the next three.
+        budget: drafted nodes; this and the rest are explained at `Wish`.
         depth: of the deepest node.
         topk: children considered per node.
         shape: of a static tree.
+        acceptance: of a sequoia tree.
+        cost: of a dynamic or best-first tree.
 
     Raises:
-        SettingError: no such kind, or a number below 1.
+        SettingError: no such kind, a number below 1, or acceptance is no acceptance.
 
     Example:
         >>> make("kary", budget=6, depth=2, topk=2).shape.parents
@@ -71,7 +87,10 @@ def make(tree: str, *, budget: int, depth: int, topk: int, shape: Shape | None =
     """
     if tree not in KINDS:
         raise SettingError("tree", tree, f"one of {', '.join(KINDS)}")
-    return KINDS[tree](Wish(budget, depth, topk, shape))
+    for name, value in (("budget", budget), ("depth", depth), ("topk", topk)):
+        if value < 1:
+            raise SettingError(name, value, "1 or more")
+    return KINDS[tree](Wish(budget, depth, topk, shape, acceptance, cost))
 
 
 def fixed(shape: Shape) -> Kind:
@@ -96,12 +115,16 @@ def _kary(wish: Wish) -> Kind:
     return fixed(static.complete(wish.topk, wish.depth, wish.budget))
 
 
+def _sequoia(wish: Wish) -> Kind:
+    acceptance = wish.acceptance or sequoia.DEFAULT_ACCEPTANCE
+    return fixed(sequoia.best(acceptance[: wish.topk], wish.budget, wish.depth))
+
+
 def _dynamic(wish: Wish, beam: int | None = None) -> Kind:
     def build(max_depth: int, max_nodes: int) -> TreeBuilder:
         budget, depth = min(wish.budget, max_nodes), min(wish.depth, max_depth)
-        return DynamicBuilder(budget, depth, wish.topk, beam=beam)
+        return DynamicBuilder(budget, depth, wish.topk, beam=beam, cost=wish.cost)
 
-    build(1, 1)  # checks the numbers
     return Kind(build, wish.topk)
 
 
@@ -114,6 +137,7 @@ KINDS: dict[str, Callable[[Wish], Kind]] = {
     "chain": _chain,
     "static": _static,
     "kary": _kary,
+    "sequoia": _sequoia,
     "dynamic": _dynamic,
     "best-first": _best_first,
 }
