@@ -68,6 +68,7 @@ class Method:
         budget: default drafted nodes, root not counted; 0 for a method that drafts nothing.
         depth: default depth of the deepest drafted node.
         topk: default children scored per node, which is also the beam.
+        weights: method whose checkpoints it runs on; its own when empty.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Method:
     budget: int = 0
     depth: int = 0
     topk: int = 1
+    weights: str = ""
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -129,6 +131,19 @@ _METHODS = (
         tree="static",
         budget=17,
         depth=3,
+    ),
+    Method(
+        name="chain",
+        title="Draft language model",
+        paper="Leviathan et al. 2023, arXiv:2211.17192",
+        drafter="slipstream.drafters.chain:ChainDrafter",
+        model="slipstream.models.language:Language",
+        trees=("chain", "static", "dynamic"),
+        objective="slipstream.train.objectives.distil:Distil",
+        formats=("slipstream",),
+        note="a smaller model that reads the same tokens",
+        budget=4,
+        depth=4,
     ),
     Method(
         name="eagle3",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from slipstream.train.recipes.recipe import Recipe
 
 RECIPES = {
+    "chain": "slipstream.train.recipes.chain:CHAIN",
     "eagle3": "slipstream.train.recipes.eagle3:EAGLE3",
 }
 """Method name to "module:NAME" of its `Recipe`; strings, so that looking at it imports nothing."""
