@@ -13,9 +13,11 @@ from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.checkpoint import load_state, save_state, states
 from slipstream.train.config import TrainConfig
+from slipstream.train.feed import Batches
 from slipstream.train.initial import initialise
-from slipstream.train.loop import Batches, make_optimizers, measure, train
+from slipstream.train.loop import measure, train
 from slipstream.train.objectives.ttt import TrainingTimeTest
+from slipstream.train.optimize import make_optimizers
 
 V, D, U = 31, 12, 19
 

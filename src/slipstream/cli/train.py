@@ -54,6 +54,18 @@ def train(
         str | None,
         typer.Option("--initial", help="First weights: target (its last layer) or random."),
     ] = None,
+    precision: Annotated[
+        str, typer.Option("--precision", help="no, or bf16: the forward pass under autocast.")
+    ] = "no",
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Less memory: recompute MLP activations.")
+    ] = False,
+    milestone_every: Annotated[
+        int | None, typer.Option("--milestone-every", help="Steps between drafters kept for good.")
+    ] = None,
+    tracker: Annotated[
+        str, typer.Option("--tracker", help="none, tensorboard or wandb, beside metrics.jsonl.")
+    ] = "none",
     given: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the method; repeatable."),
@@ -82,11 +94,14 @@ def train(
     """Train a drafter; held-out tokens per pass are measured by real decoding as it goes."""
     check_name("dtype", dtype, o.DTYPES)
     check_name("loops", loops, ("cut", "drop", "keep"))
+    check_name("precision", precision, ("no", "bf16"))
+    _check_tracker(tracker)
     for name, value in (
         ("steps", steps), ("save-every", save_every), ("evaluate-every", evaluate_every),
         ("rows", rows), ("accumulate", accumulate), ("num-unrolled", num_unrolled),
         ("draft-vocab-size", draft_vocab_size), ("limit", limit), ("threads", threads),
         ("max-prompt", max_prompt), ("eval-tokens", eval_tokens),
+        ("milestone-every", milestone_every),
     ):  # fmt: skip
         check_at_least_one(name, value)
     for name, value in (("held-out", held_out), ("eval-prompts", eval_prompts)):
@@ -114,8 +129,9 @@ def train(
         TrainConfig,
         method=method, steps=steps, rows=rows, max_length=max_length, accumulate=accumulate,
         learning_rate=learning_rate, optimizer=optimizer,
-        seed=seed, save_every=save_every,
-        evaluate_every=evaluate_every, held_out=held_out,
+        seed=seed, save_every=save_every, milestone_every=milestone_every,
+        evaluate_every=evaluate_every, held_out=held_out, precision=precision,
+        recompute=recompute, tracker=None if tracker == "none" else tracker,
     )  # fmt: skip
 
     with json_output(json) as writer:
@@ -160,6 +176,17 @@ def _check_trainable(method: str) -> None:
     if not record.is_trainable:
         names = ", ".join(m.name for m in methods.all() if m.is_trainable)
         raise SettingError("method", method, f"one that is trained: {names}")
+
+
+def _check_tracker(name: str) -> None:
+    """Raises SettingError unless the tracker's package is installed."""
+    from importlib.util import find_spec
+
+    check_name("tracker", name, ("none", "tensorboard", "wandb"))
+    if name != "none" and find_spec(name) is None:
+        raise SettingError(
+            "tracker", name, "one that is installed", f"pip install {name}, or leave --tracker out"
+        )
 
 
 def _parsed(given: list[str]) -> dict[str, Any]:

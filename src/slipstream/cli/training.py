@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from slipstream import assemble
 from slipstream.data.batches import Batch, collate
@@ -22,10 +21,13 @@ from slipstream.target.hf import load_target
 from slipstream.train import recipes
 from slipstream.train.checkpoint import provenance, states
 from slipstream.train.config import TrainConfig
-from slipstream.train.loop import Batches, train
+from slipstream.train.feed import Batches
+from slipstream.train.loop import train
 from slipstream.train.recipes.recipe import Checkpoint, Material, Settings
 
-DRAFTER = "drafter"  # folder of the newest drafter within a run
+DRAFTER = "drafter"
+PLACES = {"last": DRAFTER, "best": "best", "milestone": "milestones/step-{step:08d}"}
+"""Folders of drafters within a run."""
 FEATURES = "features"
 HELD_OUT_TOKENS = 32_768  # at most, so that evaluations stay short
 
@@ -123,7 +125,7 @@ class Run:
         )
         prompts = self._prompts(num_prompts)
 
-        def evaluate(_: nn.Module) -> dict[str, Any]:
+        def evaluate() -> dict[str, Any]:
             if not prompts:
                 return {}
             with tempfile.TemporaryDirectory(dir=self.folder) as place:
@@ -131,9 +133,9 @@ class Run:
                 self.recipe.layout.write(checkpoint, made)
                 return decode(self.target, config.method, made, prompts, num_tokens)
 
-        def save(_: nn.Module, step: int) -> None:
-            card = self._card(step)
-            self.recipe.layout.write(checkpoint, self.folder / DRAFTER, card=card, overwrite=True)
+        def save(kind: str, step: int) -> None:
+            folder = self.folder / PLACES[kind].format(step=step)
+            self.recipe.layout.write(checkpoint, folder, card=self._card(step), overwrite=True)
 
         done = train(
             checkpoint.model,
@@ -146,9 +148,11 @@ class Run:
             evaluate=evaluate,
             on_step=on_step,
             on_save=save,
+            is_cpu=self.target.spec.device.type == "cpu",
+            provenance=self._card(None),
         )
-        card = json.loads((self.folder / DRAFTER / "card.json").read_text(encoding="utf-8"))
-        write_card(self.folder / DRAFTER, card, read_metrics(self.folder / "metrics.jsonl"))
+        if done.is_main:
+            self._write_cards()
         return {
             "path": str(self.folder / DRAFTER),
             "steps": done.steps,
@@ -156,6 +160,15 @@ class Run:
             "seconds": round(done.seconds, 1),
             "tau": done.last.get("tau"),
         } | {key: value for key, value in done.last.items() if key != "tau"}
+
+    def _write_cards(self) -> None:
+        """Cards with curves for the newest drafter and the best one."""
+        records = read_metrics(self.folder / "metrics.jsonl")
+        for kind in ("last", "best"):
+            folder = self.folder / PLACES[kind]
+            if folder.is_dir():
+                card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+                write_card(folder, card, [r for r in records if r["step"] <= card["step"]])
 
     def _first(self) -> Checkpoint:
         """The network a run starts with; a resumed run finds its vocabulary in its own drafter."""
@@ -195,6 +208,7 @@ class Run:
             readout=self.store.readout(),
             counts=self.store.vocabulary_counts(self.held_out)[: spec.vocab_size],
             always=(*spec.eos_ids, *target.tokenizer.special_ids, *target.tokenizer.byte_ids),
+            spare=target.tokenizer.spare_ids,
             layer_weights=target.layer_weights,
             final_norm=target.final_norm(),
             generator=torch.Generator().manual_seed(self.config.seed),
@@ -256,7 +270,7 @@ class Run:
                 hint="extract features of this target",
             )
 
-    def _card(self, step: int) -> dict[str, Any]:
+    def _card(self, step: int | None) -> dict[str, Any]:
         index = self.store.index
         return provenance(
             model=self.target.spec.name,
@@ -277,10 +291,10 @@ class Run:
         path = self.folder / "run.json"
         if not path.is_file():
             return
-        free = {"save_every", "evaluate_every"}
+        free = {"save_every", "evaluate_every", "milestone_every", "tracker", "recompute"}
         before = json.loads(path.read_text())
         changed = sorted(
-            k for k in self.record if k not in free and before.get(k) != self.record[k]
+            k for k in self.record if k in before.keys() - free and before[k] != self.record[k]
         )
         if changed:
             raise CheckpointError(

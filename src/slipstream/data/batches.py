@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,15 @@ class Batch:
     def num_tokens(self) -> int:
         """Tokens that are not padding."""
         return int((self.documents >= 0).sum())
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on a device."""
+        tensors = {
+            name: value.to(device)
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, **tensors)
 
 
 def plan(

@@ -20,15 +20,18 @@ class TrainConfig(BaseModel):
     steps: int = Field(1000, ge=1)
     rows: int = Field(1, ge=1, description="packed rows of a batch")
     max_length: int = Field(1024, ge=8, description="tokens of a packed row")
-    accumulate: int = Field(1, ge=1, description="batches of an optimizer step")
+    accumulate: int = Field(1, ge=1, description="batches of a step, all processes together")
     learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
     warmup: float = Field(0.04, ge=0, lt=1, description="share of the steps")
     final_rate: float = Field(0.02, ge=0, le=1, description="last learning rate over the highest")
     weight_decay: float = Field(0.0, ge=0)
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     optimizer: Literal["adamw", "muon"] = "adamw"
-    precision: Literal["no", "bf16"] = "no"
+    precision: Literal["no", "bf16"] = Field("no", description="of the forward pass: autocast")
+    recompute: bool = Field(False, description="MLP activations, in the backward pass")
     seed: int = Field(0, ge=0, lt=2**63)
     save_every: int = Field(200, ge=1)
     evaluate_every: int = Field(200, ge=1)
+    milestone_every: int | None = Field(None, ge=1, description="steps between kept drafters")
+    tracker: Literal["tensorboard", "wandb"] | None = None
     held_out: int = Field(64, ge=0, description="last texts of the store, kept for evaluation")

@@ -1,28 +1,33 @@
 """The training loop. Start reading here.
 
 Batches come from a store of features, so the loop needs neither the target nor the engine; real
-decoding during training is an `evaluate` callable that the caller builds.
+decoding during training is an `evaluate` callable that the caller builds. On several devices
+(`accelerate launch`) the batches of a step are dealt out to the processes and gradients are
+averaged, so that a run has the same loss curve on one process as on many.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
-from slipstream.data.batches import Batch, collate, plan
-from slipstream.data.store import Store
+from slipstream.data.batches import Batch
+from slipstream.errors import SettingError
 from slipstream.models.readout import Readout
 from slipstream.train.checkpoint import load_state, save_state, states
 from slipstream.train.config import TrainConfig
-from slipstream.train.objectives.protocol import Objective
+from slipstream.train.feed import Batches
+from slipstream.train.metrics import Metrics, scalars
+from slipstream.train.objectives.protocol import Loss, Objective
+from slipstream.train.optimize import make_optimizers, set_rate
+from slipstream.train.recompute import recompute_mlps
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,57 +39,14 @@ class Training:
         tokens: packed tokens seen.
         seconds: of all sessions together.
         last: the last evaluation's measures.
+        is_main: this process writes the files; the others of a run on many devices do not.
     """
 
     steps: int
     tokens: int
     seconds: float
     last: dict[str, object]
-
-
-class Batches:
-    """The run's batches as a function of their number, so that a resumed run continues exactly.
-
-    Args:
-        store: features.
-        items: which of its samples to train on.
-        config: lengths, rows and seed.
-    """
-
-    def __init__(self, store: Store, items: Sequence[int], config: TrainConfig) -> None:
-        self.store, self.items, self.config = store, list(items), config
-        lengths = store.lengths
-        self.lengths = [lengths[item] for item in self.items]
-        self._plans: dict[int, list[list[list[int]]]] = {}  # by epoch
-
-    def __call__(self, number: int) -> Batch:
-        """Batch `number` of the run, counting through the epochs."""
-        epoch, left = 0, number
-        while left >= len(self._planned(epoch)):
-            left -= len(self._planned(epoch))
-            epoch += 1
-        rows = self._planned(epoch)[left]
-        samples = [[self.store[self.items[i]] for i in row] for row in rows]
-        return collate(
-            samples, max_length=self.config.max_length, dtype=torch.float32, number=number
-        )
-
-    @property
-    def per_epoch(self) -> int:
-        """Batches of the first epoch."""
-        return len(self._planned(0))
-
-    def _planned(self, epoch: int) -> list[list[list[int]]]:
-        if epoch not in self._plans:
-            config = self.config
-            self._plans[epoch] = plan(
-                self.lengths,
-                max_length=config.max_length,
-                rows=config.rows,
-                seed=config.seed,
-                epoch=epoch,
-            )
-        return self._plans[epoch]
+    is_main: bool = True
 
 
 def train(
@@ -96,14 +58,16 @@ def train(
     folder: Path,
     *,
     held_out: Sequence[Batch] = (),
-    evaluate: Callable[[nn.Module], dict[str, object]] | None = None,
+    evaluate: Callable[[], dict[str, object]] | None = None,
     on_step: Callable[[dict[str, object]], None] | None = None,
-    on_save: Callable[[nn.Module, int], None] | None = None,
+    on_save: Callable[[str, int], None] | None = None,
+    is_cpu: bool = True,
+    provenance: dict[str, object] | None = None,
 ) -> Training:
-    """Train a draft network; resumes from the newest state in `folder`.
+    """Train a draft network in place; resumes from the newest state in `folder`.
 
     Args:
-        model: float32 master weights, trained in place.
+        model: float32 master weights.
         objective: (model, batch, readout) to Loss.
         readout: the target's frozen embedding and head.
         batches: the run's data.
@@ -112,62 +76,103 @@ def train(
         held_out: batches whose loss and prefix accuracy are measured at evaluations.
         evaluate: decodes with the current drafter, returns tau, alpha and reach.
         on_step: gets every metrics record.
-        on_save: writes the drafter when a state was saved.
-    """
-    accelerator = Accelerator(mixed_precision=config.precision)
-    optimizers = make_optimizers(model, config)
-    done, tokens, before = 0, 0, 0.0
-    for path in reversed(states(folder)):
-        restored = load_state(path, model, optimizers)
-        done, tokens = restored["step"], restored["extra"]["tokens"]
-        before = restored["extra"]["seconds"]
-        break
-    metrics = Metrics(folder / "metrics.jsonl", done)
-    wrapped = accelerator.prepare(model)
-    prepared = [accelerator.prepare(optimizer) for optimizer in optimizers]
-    started, last = time.perf_counter(), {}
+        on_save: writes the drafter: ("last", step) when a state was saved, ("best", step) when an
+            evaluation was the best so far, ("milestone", step) every `milestone_every` steps.
+        is_cpu: train on the CPU even where there is a faster device.
+        provenance: stored in every state.
 
-    def seconds() -> float:
-        return before + time.perf_counter() - started
+    Raises:
+        SettingError: the batches of a step do not divide into the processes.
+        CheckpointError: the newest state cannot be read or is of another network.
+    """
+    accelerator = Accelerator(
+        mixed_precision=config.precision,
+        cpu=is_cpu,
+        log_with=config.tracker,
+        project_dir=str(folder),
+    )
+    num_micro = _share(config, accelerator.num_processes)
+    if config.recompute:
+        recompute_mlps(model)
+    model.to(accelerator.device)
+    readout = _on(readout, accelerator.device)
+    held_out = [batch.to(accelerator.device) for batch in held_out]
+    optimizers = make_optimizers(model, config)
+    progress = _Progress()
+    if states(folder):
+        progress.restore(load_state(states(folder)[-1], model, optimizers))
+    is_main = accelerator.is_main_process
+    metrics = Metrics(folder / "metrics.jsonl", progress.step) if is_main else None
+    together = accelerator.prepare(_Together(model, objective, readout))
+    prepared = [accelerator.prepare(optimizer) for optimizer in optimizers]
+    if config.tracker:
+        accelerator.init_trackers("slipstream", config.model_dump())
+    started, last = time.perf_counter() - progress.seconds, {}
 
     def save(step: int) -> None:
-        extra = {"tokens": tokens, "seconds": seconds()}
-        save_state(folder, step, accelerator.unwrap_model(wrapped), optimizers, extra)
-        if on_save:
-            on_save(accelerator.unwrap_model(wrapped), step)
+        progress.seconds = time.perf_counter() - started
+        extra = progress.extra() | {"provenance": provenance or {}}
+        save_state(folder, step, model, optimizers, extra)
+        _tell(on_save, "last", step)
 
-    for step in range(done + 1, config.steps + 1):
+    if is_main and progress.step >= config.steps:
+        _tell(on_save, "last", progress.step)  # a kill may have come between state and drafter
+    for step in range(progress.step + 1, config.steps + 1):
         set_rate(optimizers, config, step)
-        record: dict[str, object] = {"step": step}
-        for micro in range(config.accumulate):
-            batch = batches((step - 1) * config.accumulate + micro)
-            loss = objective(wrapped, batch, readout)
-            accelerator.backward(loss.total / config.accumulate)
-            tokens += batch.num_tokens
-        norm = accelerator.clip_grad_norm_(wrapped.parameters(), config.clip)
+        sums = torch.zeros(3, device=accelerator.device)  # loss, prefix positions, tokens
+        hits = torch.zeros(1, device=accelerator.device)
+        for micro in range(num_micro):
+            with _synchronised(accelerator, together, is_last=micro == num_micro - 1):
+                number = (step - 1) * config.accumulate + micro * accelerator.num_processes
+                batch = batches(number + accelerator.process_index).to(accelerator.device)
+                loss = together(batch)
+                accelerator.backward(loss.total / num_micro)
+            sums += torch.stack(
+                [
+                    loss.total.detach().float() / config.accumulate,
+                    loss.prefix_count.float(),
+                    torch.tensor(float(batch.num_tokens), device=sums.device),
+                ]
+            )
+            hits = hits + loss.prefix_hits
+        norm = accelerator.clip_grad_norm_(together.parameters(), config.clip)
         for optimizer in prepared:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        accuracy = (loss.prefix_hits / loss.prefix_count.clamp(min=1)).tolist()
-        record |= {
-            "tokens": tokens,
-            "loss": float(loss.total.detach()),
-            "prefix_accuracy": [round(value, 5) for value in accuracy],
+        sums, hits = (accelerator.reduce(x, reduction="sum") for x in (sums, hits))
+        progress.step, progress.tokens = step, progress.tokens + int(sums[2])
+        if not is_main:
+            continue
+        record: dict[str, object] = {
+            "step": step,
+            "tokens": progress.tokens,
+            "loss": float(sums[0]),
+            "prefix_accuracy": [round(x, 5) for x in (hits / sums[1].clamp(min=1)).tolist()],
             "gradient_norm": float(norm),
             "learning_rate": optimizers[0].param_groups[0]["lr"],
-            "seconds": round(seconds(), 2),
+            "seconds": round(time.perf_counter() - started, 2),
         }
         if step % config.evaluate_every == 0 or step == config.steps:
-            last = measure(accelerator.unwrap_model(wrapped), objective, readout, held_out)
+            last = measure(model, objective, readout, held_out)
             if evaluate:
-                last |= evaluate(accelerator.unwrap_model(wrapped))
+                last |= evaluate()
             record |= last
+            if progress.is_best(last):
+                _tell(on_save, "best", step)
         metrics.append(record)
+        if config.tracker:
+            accelerator.log(scalars(record), step=step)
         if on_step:
             on_step(record)
+        if config.milestone_every and step % config.milestone_every == 0:
+            _tell(on_save, "milestone", step)
         if step % config.save_every == 0 or step == config.steps:
             save(step)
-    return Training(max(done, config.steps), tokens, seconds(), last)
+    accelerator.wait_for_everyone()
+    if config.tracker:
+        accelerator.end_training()
+    seconds = time.perf_counter() - started
+    return Training(max(progress.step, config.steps), progress.tokens, seconds, last, is_main)
 
 
 @torch.no_grad()
@@ -197,55 +202,82 @@ def measure(
     }
 
 
-def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    """AdamW for everything, or Muon for the layer's matrices and AdamW for head and norms."""
-    matrices, others = [], []
-    for name, parameter in model.named_parameters():
-        is_inner = parameter.dim() == 2 and not name.startswith("lm_head")
-        (matrices if config.optimizer == "muon" and is_inner else others).append(parameter)
-    settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, betas=(0.9, 0.95), **settings)
-    ]
-    if matrices:
-        optimizers.append(torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **settings))
-    return optimizers
+class _Together(nn.Module):
+    """Network and objective as one module.
+
+    Data parallelism and autocast hook `forward`; objectives call a network's other methods.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, readout: Readout) -> None:
+        super().__init__()
+        self.model, self.objective, self.readout = model, objective, readout
+        for name, value in vars(objective).items():  # an objective's own tensors follow the data
+            if isinstance(value, Tensor):
+                setattr(objective, name, value.to(readout.embedding.device))
+
+    def forward(self, batch: Batch) -> Loss:
+        """The batch's loss."""
+        return self.objective(self.model, batch, self.readout)
 
 
-def set_rate(optimizers: Sequence[torch.optim.Optimizer], config: TrainConfig, step: int) -> None:
-    """Linear warm-up, then cosine down to `final_rate` of the highest."""
-    warmup = max(1, round(config.warmup * config.steps))
-    if step <= warmup:
-        factor = step / warmup
-    else:
-        progress = (step - warmup) / max(1, config.steps - warmup)
-        cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        factor = config.final_rate + (1 - config.final_rate) * cosine
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate * factor
+@dataclass(slots=True)
+class _Progress:
+    """Where a run is; stored in every state."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+
+    def restore(self, state: dict[str, object]) -> None:
+        """Go on from a state."""
+        self.step, extra = state["step"], state["extra"]
+        self.tokens, self.seconds = extra["tokens"], extra["seconds"]
+        self.best = extra.get("best")
+
+    def extra(self) -> dict[str, object]:
+        """What a state keeps beside weights and optimizers."""
+        return {"tokens": self.tokens, "seconds": self.seconds, "best": self.best}
+
+    def is_best(self, measures: dict[str, object]) -> bool:
+        """Whether held-out text says that this drafter is the best so far; ties go to the new.
+
+        Judged by `chain_tau`, which sees every held-out position; `tau` by decoding sees a few
+        hundred steps and is the judge only where there is no held-out text.
+        """
+        found = measures.get("chain_tau", measures.get("tau"))
+        if found is None or (self.best is not None and found < self.best):
+            return False
+        self.best = found
+        return True
 
 
-class Metrics:
-    """`metrics.jsonl`: one record a step; records after the resumed step are dropped."""
+def _share(config: TrainConfig, num_processes: int) -> int:
+    """Batches of a step that one process computes."""
+    if config.accumulate % num_processes:
+        raise SettingError(
+            "accumulate",
+            config.accumulate,
+            f"a multiple of the {num_processes} processes, which share the batches of a step",
+            f"use --accumulate {num_processes}",
+        )
+    return config.accumulate // num_processes
 
-    def __init__(self, path: Path, resumed_step: int) -> None:
-        self.path = path
-        kept = [line for step, line in self._read() if step <= resumed_step]
-        temporary = path.with_suffix(".partial")
-        temporary.write_text("".join(kept))
-        temporary.replace(path)
 
-    def append(self, record: dict[str, object]) -> None:
-        """Write one line, flushed."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+def _synchronised(
+    accelerator: Accelerator, model: nn.Module, *, is_last: bool
+) -> AbstractContextManager[None]:
+    """Gradients travel between processes with the last batch of a step only."""
+    return nullcontext() if is_last else accelerator.no_sync(model)
 
-    def _read(self) -> Iterator[tuple[int, str]]:
-        if not self.path.is_file():
-            return
-        for line in self.path.read_text().splitlines(keepends=True):
-            try:
-                yield json.loads(line)["step"], line
-            except (json.JSONDecodeError, KeyError):
-                continue  # a line cut short by a kill
+
+def _on(readout: Readout, device: torch.device) -> Readout:
+    embedding = readout.embedding.to(device)
+    is_tied = readout.head is readout.embedding
+    head = embedding if is_tied else readout.head.to(device)
+    return Readout(embedding, head, readout.embedding_scale)
+
+
+def _tell(on_save: Callable[[str, int], None] | None, kind: str, step: int) -> None:
+    if on_save:
+        on_save(kind, step)
