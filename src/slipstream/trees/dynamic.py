@@ -9,6 +9,7 @@ Also: SafeAILab/EAGLE `cnets.topK_genrate` is the authors' version, read for beh
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,12 +71,13 @@ class DynamicBuilder:
         """Begin a tree at this root token."""
         self._root = root
         self._level = 0
-        self._nodes = torch.zeros(1, dtype=torch.int64)  # [F] ids of the frontier's nodes
-        self._joint = torch.zeros(1, dtype=torch.float64)  # [F] nats
-        self._tokens: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._given: list[Tensor] = []  # log q given the parent
-        self._scores: list[Tensor] = []  # joint log q
+        self._nodes = np.zeros(1, dtype=np.int64)  # [F] ids of the frontier's nodes
+        self._joint = np.zeros(1)  # [F] nats
+        self._tokens = [np.array([root])]
+        self._parents = [np.array([-1])]
+        self._given = [np.zeros(1)]  # log q given the parent
+        self._scores = [np.zeros(1)]  # joint log q
+        self._best = np.zeros(0)  # scores of the best nodes so far, at most budget of them
         self._num_nodes = 1
         self.num_children = (self.topk,)
 
@@ -93,62 +95,57 @@ class DynamicBuilder:
         refuse_drawn(drawn)
         fits = f"{len(self._nodes)} M"
         shapes.check("grow", log_probs=(log_probs, fits), tokens=(tokens, fits))
-        given = log_probs[:, : self.topk].detach().to("cpu", torch.float64)
-        given = given.nan_to_num(nan=float("-inf"), neginf=float("-inf")).clamp(max=0)
+        given = log_probs[:, : self.topk].detach().to("cpu", torch.float64).numpy()
+        given = np.minimum(np.where(np.isnan(given), -np.inf, given), 0.0)
         num_children = given.shape[1]
-        scores = (self._joint[:, None] + given).flatten()
-        level_tokens = tokens[:, : self.topk].to("cpu", torch.int64).flatten()
+        scores = (self._joint[:, None] + given).ravel()
+        level_tokens = tokens[:, : self.topk].to("cpu", torch.int64).numpy().ravel()
         self._tokens.append(level_tokens)
-        self._parents.append(self._nodes.repeat_interleave(num_children))
-        self._given.append(given.flatten())
+        self._parents.append(self._nodes.repeat(num_children))
+        self._given.append(given.ravel())
         self._scores.append(scores)
         first = self._num_nodes
-        self._num_nodes += scores.numel()
+        self._num_nodes += scores.size
         self._level += 1
         self.num_children = ()
-        if self._level == self.depth or not scores.numel():
+        if self._level == self.depth or not scores.size:
             return None
-        joint, best = scores.sort(descending=True, stable=True)
-        joint, best = joint[: self.beam], best[: self.beam]
-        worth = int((joint > self._least()).sum())  # sorted: those worth expanding come first
+        best = np.argsort(-scores, kind="stable")[: self.beam]
+        joint = scores[best]
+        worth = int((joint > self._least(scores)).sum())  # sorted: those worth it come first
         if not worth:
             return None
-        self._joint, best = joint[:worth], best[:worth]
+        best, self._joint = best[:worth], joint[:worth]
         self._nodes = best + first
         self.num_children = (self.topk,) * worth
-        parents = best.div(num_children, rounding_mode="floor")
-        return Frontier(
-            level_tokens[best].to(tokens.device), parents.to(tokens.device), self._level
-        )
+        newest = torch.from_numpy(level_tokens[best])
+        parents = torch.from_numpy(best // num_children)
+        return Frontier(newest.to(tokens.device), parents.to(tokens.device), self._level)
 
     def finish(self) -> DraftTree:
         """The tree of the best nodes, root first, in the order they were drafted."""
-        if not self._scores:
-            return DraftTree.chain([self._root], log_probs=torch.zeros(1))
-        scores = torch.cat([torch.zeros(1, dtype=torch.float64), *self._scores])
-        parents = torch.cat([torch.tensor([-1]), *self._parents])
+        scores = torch.from_numpy(np.concatenate(self._scores))
+        parents = torch.from_numpy(np.concatenate(self._parents))
         kept = rerank(scores, parents, budget=self.budget)
         if self.cost is not None:
             reach = scores[kept[1:]].exp().sort(descending=True).values
             size = best_size(reach, self.cost)
             kept = rerank(scores, parents, budget=size) if size else kept[:1]
-        new_index = torch.zeros(len(scores), dtype=torch.int64)
-        new_index[kept] = torch.arange(len(kept))
-        new_parents = new_index[parents[kept].clamp(min=0)]
+        new_parents = torch.searchsorted(kept, parents[kept])  # a kept node's parent is kept
         new_parents[0] = -1
-        root = torch.tensor([self._root])
         return DraftTree(
-            torch.cat([root, *self._tokens])[kept],
+            torch.from_numpy(np.concatenate(self._tokens))[kept],
             new_parents,
-            log_probs=torch.cat([torch.zeros(1, dtype=torch.float64), *self._given])[kept].float(),
+            log_probs=torch.from_numpy(np.concatenate(self._given))[kept].float(),
         )
 
-    def _least(self) -> float:
+    def _least(self, scores: np.ndarray) -> float:
         """The score of the budget-th best node so far: a child must beat it to enter."""
-        scores = self._scores[0] if len(self._scores) == 1 else torch.cat(self._scores)
-        if scores.numel() < self.budget:
-            return float("-inf")
-        return float(scores.topk(self.budget).values[-1])
+        self._best = np.concatenate([self._best, scores])
+        if self._best.size < self.budget:
+            return -np.inf
+        self._best = np.partition(self._best, -self.budget)[-self.budget :]
+        return float(self._best[0])
 
 
 def rerank(scores: Tensor, parents: Tensor, *, budget: int) -> Tensor:

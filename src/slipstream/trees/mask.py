@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,23 +24,20 @@ def ancestors(parents: Tensor) -> Tensor:
         parents: [N] int64, parents[0] == -1 and parents[i] < i.
 
     Returns:
-        [N, N] bool, entry (i, j) is True when j is i or lies on the path from the root to i.
+        [N, N] bool on the CPU; entry (i, j) is True when j is i or lies on the path from the root
+        to i.
 
     Example:
         >>> ancestors(torch.tensor([-1, 0, 0, 1]))[3].tolist()
         [True, True, False, True]
     """
-    n = parents.shape[0]
-    seen = torch.eye(n, dtype=torch.bool, device=parents.device)
-    jump = parents.clamp(min=0)
-    reach = 1  # ancestors found so far, doubling; a path has at most n - 1
-    while reach < n:
-        seen = seen | seen[jump]
-        if not bool(jump.any()):  # everything jumps to the root
-            break
+    seen = np.eye(parents.shape[0], dtype=bool)
+    jump = np.maximum(parents.cpu().numpy(), 0)
+    while True:  # what is found doubles: after k rounds, ancestors up to 2**k levels up
+        seen |= seen[jump]
+        if not jump.any():  # everything has jumped to the root
+            return torch.from_numpy(seen)
         jump = jump[jump]
-        reach *= 2
-    return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Layout:
             return cls(
                 tree.tokens[None],
                 (tree.depths + lengths[0])[None],
-                ancestors(tree.parents.cpu())[None],
+                ancestors(tree.parents)[None],
                 tuple(lengths),
             )
         n = max(len(tree) for tree in trees)
@@ -79,7 +77,7 @@ class Layout:
             tokens[row], positions[row] = tree.tokens[0], length
             tokens[row, :width] = tree.tokens
             positions[row, :width] = tree.depths + length
-            visible[row, :width, :width] = ancestors(tree.parents.cpu())
+            visible[row, :width, :width] = ancestors(tree.parents)
         return cls(tokens, positions, visible, tuple(lengths))
 
     def is_plain(self, window: int | None = None) -> bool:
