@@ -182,7 +182,8 @@ def locate(drafter: str | Path | None, method: str, model: object) -> Path:
             )
         return folder
     target = model if isinstance(model, str) else model.spec.name  # type: ignore[attr-defined]
-    wanted = methods.get(name.removeprefix("zoo:")).name
+    record = methods.get(name.removeprefix("zoo:"))
+    wanted = record.weights or record.name
     folder = zoo_folder() / f"{wanted}-{target}"
     if not folder.is_dir():
         raise CheckpointError(

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,8 @@ from torch.nn import functional as F
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.errors import SettingError
-from slipstream.formats import eagle3
+from slipstream.formats import eagle, eagle3
+from slipstream.formats.eagle import EagleCheckpoint
 from slipstream.formats.eagle3 import Eagle3Checkpoint
 from slipstream.models.blocks import Attend
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
@@ -99,7 +100,7 @@ class EagleDrafter:
     @classmethod
     def from_model(
         cls,
-        checkpoint: Eagle3Checkpoint,
+        checkpoint: Eagle3Checkpoint | EagleCheckpoint,
         target: Target,
         *,
         tree: str = "dynamic",
@@ -176,14 +177,34 @@ class EagleDrafter:
         return [trees[row.key] for row in rows]
 
     @staticmethod
-    def _borrowed_head(_checkpoint: Eagle3Checkpoint, _target: Target) -> Tensor | None:
+    def _borrowed_head(_checkpoint: Any, _target: Target) -> Tensor | None:
         """[U, D] of the target's head where the network has none of its own."""
         return None
 
     @staticmethod
-    def _taps(checkpoint: Eagle3Checkpoint, _target: Target) -> tuple[int, ...]:
+    def _taps(checkpoint: Any, _target: Target) -> tuple[int, ...]:
         """Indices into the target's hidden states that the network reads."""
         return checkpoint.model.config.taps
+
+
+class FeatureEagleDrafter(EagleDrafter):
+    """Drafts with EAGLE-1's network, whose states are features and read by the target's head.
+
+    Over a reduced draft vocabulary only some rows of the head are read: q is the softmax of these
+    logits, and ids outside have q = 0.
+    """
+
+    name = "eagle"
+    layout = eagle
+
+    @staticmethod
+    def _borrowed_head(checkpoint: Any, target: Target) -> Tensor:
+        head, vocabulary = target.head(), checkpoint.vocabulary
+        return head if vocabulary.is_full else head[vocabulary.target_ids.to(head.device)]
+
+    @staticmethod
+    def _taps(_checkpoint: Any, target: Target) -> tuple[int, ...]:
+        return (target.spec.num_layers,)
 
 
 class PairNetwork:
@@ -214,11 +235,12 @@ class PairNetwork:
         self._model = copy.deepcopy(model).to(self.device, dtype).eval().requires_grad_(False)
         self._model.frequencies = model.frequencies.to(self.device)  # stay float32
         self._embedding = embedding
-        self.logits = self._model.logits
         packs = can_pack(dtype, self.device)
         if packs:
             pack_linears(self._model)
-        if head is not None:
+        if head is None:
+            self.logits = self._model.logits
+        else:
             weight = head.to(self.device, dtype)
             self.logits = PackedLinear(weight) if packs else partial(F.linear, weight=weight)
 

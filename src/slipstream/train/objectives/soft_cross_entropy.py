@@ -70,9 +70,9 @@ class _SoftCrossEntropy(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         inputs, head = hidden.detach().to(dtype), weight.detach().to(dtype)
-        wants = any(ctx.needs_input_grad[:2])
-        grad_hidden = torch.empty_like(inputs) if wants else None
-        grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if wants else None
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(inputs) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=wide) if wants_weight else None
         total = torch.zeros((), dtype=wide, device=hidden.device)
         choices = []
         with torch.autocast(device, enabled=False):
@@ -88,13 +88,17 @@ class _SoftCrossEntropy(torch.autograd.Function):
                 log_mass = (logits.gather(-1, choice) - q.gather(-1, choice).log())[:, 0]
                 share = shares[here].to(wide)
                 total += (share * (log_mass - torch.linalg.vecdot(p, logits))).sum()
-                if not wants:
+                if not (wants_hidden or wants_weight):
                     continue
                 grad = q.sub_(p).mul_(share[:, None]).to(dtype)
-                grad_hidden[here] = grad @ head
-                grad_weight += grad.T @ x
-        if wants:
-            ctx.save_for_backward(grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype))
+                if wants_hidden:
+                    grad_hidden[here] = grad @ head
+                if wants_weight:
+                    grad_weight += grad.T @ x
+        ctx.save_for_backward(
+            None if grad_hidden is None else grad_hidden.to(hidden.dtype),
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+        )
         choice = torch.cat(choices)
         ctx.mark_non_differentiable(choice)
         return total, choice
@@ -103,8 +107,8 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, _grad_choice: Tensor) -> tuple[Any, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return (
-            grad_hidden * grad_loss.to(grad_hidden.dtype),
-            grad_weight * grad_loss.to(grad_weight.dtype),
+            None if grad_hidden is None else grad_hidden * grad_loss.to(grad_hidden.dtype),
+            None if grad_weight is None else grad_weight * grad_loss.to(grad_weight.dtype),
             None,
             None,
             None,
