@@ -1,6 +1,7 @@
 """`slipstream train` on a tiny model: answers in, a drafter out that serves as it trained."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -142,3 +143,19 @@ def test_a_damaged_store_is_named(slipstream, model, answers, tmp_path, name):
     assert code == 2 and not out and "Traceback" not in err
     assert name in err and "extract again" in err
     assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_need_features_made_before(
+    slipstream, model, answers, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, out, err = slipstream(*arguments(answers, tmp_path / "run", model))
+    assert code == 2 and not out and "slipstream data extract" in err
+
+
+def test_a_tracker_that_is_not_installed_is_refused(slipstream, model, answers, tmp_path):
+    for name in ("tensorboard", "wandb"):
+        if find_spec(name) is None:
+            given = arguments(answers, tmp_path / "run", model, "--tracker", name)
+            code, out, err = slipstream(*given)
+            assert code == 2 and not out and f"pip install {name}" in err

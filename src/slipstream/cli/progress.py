@@ -10,8 +10,11 @@ from slipstream.cli.output import console
 
 
 @contextlib.contextmanager
-def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+def progress_bar(label: str, *, is_shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Within it, call the function with (done, total); the bar is on standard error."""
+    if not is_shown:
+        yield lambda _done, _total: None
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,7 +114,10 @@ def train(
     check_model(model)
     if not data.exists():
         raise DataError(f"{data}: no such file or folder", "give a JSONL file or a feature store")
-    check_output_folder(output, resume=resume)
+    is_main = os.environ.get("RANK", "0") == "0"  # as `torchrun` and `accelerate launch` say
+    if is_main:
+        check_output_folder(output, resume=resume)
+    _check_shared(data)
     start_from = None if drafter is None else str(assemble.locate(drafter, method, model))
     wishes = {
         "num_unrolled": num_unrolled, "draft_vocab_size": draft_vocab_size, "initial": initial,
@@ -142,9 +146,10 @@ def train(
             model=model,
             drafter=start_from,
             target_options={"dtype": dtype, "device": device, "threads": threads},
-            say=lambda text: console().print(text, highlight=False),
+            say=lambda text: console().print(text, highlight=False) if is_main else None,
+            is_main=is_main,
         )
-        with progress_bar("extracting") as update:
+        with progress_bar("extracting", is_shown=is_main) as update:
             run.extract(
                 data,
                 limit=limit,
@@ -153,15 +158,15 @@ def train(
                 resume=resume,
                 on_progress=lambda done, total, _tokens, _seconds: update(done, total),
             )
-        with progress_bar("training") as update:
+        with progress_bar("training", is_shown=is_main) as update:
             done = run.train(
                 num_prompts=eval_prompts,
                 num_tokens=eval_tokens,
                 on_step=lambda record: update(record["step"], steps),
             )
-        if json:
+        if json and is_main:
             writer.write(done)
-    if not json:
+    if not json and is_main:
         console().print(
             f"{done['steps']} steps, {done['tokens']:,} tokens, {done['seconds']:.0f} s, "
             f"held-out tau {done['tau']}: {done['path']}",
@@ -176,6 +181,15 @@ def _check_trainable(method: str) -> None:
     if not record.is_trainable:
         names = ", ".join(m.name for m in methods.all() if m.is_trainable)
         raise SettingError("method", method, f"one that is trained: {names}")
+
+
+def _check_shared(data: Path) -> None:
+    """Raises SettingError when several processes would all take the features of one file."""
+    if os.environ.get("WORLD_SIZE", "1") != "1" and not data.is_dir():
+        raise SettingError(
+            "data", data, "a feature store where several processes train",
+            f"make one first: slipstream data extract --data {data} --output features",
+        )  # fmt: skip
 
 
 def _check_tracker(name: str) -> None:

@@ -43,6 +43,7 @@ class Run:
         drafter: folder of a drafter to start from, or None.
         target_options: dtype, device, threads.
         say: prints a line for people.
+        is_main: this process writes the run's files.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class Run:
         drafter: str | None,
         target_options: dict[str, Any],
         say: Callable[[str], None],
+        is_main: bool = True,
     ) -> None:
-        self.config, self.folder, self.say = config, folder, say
+        self.config, self.folder, self.say, self.is_main = config, folder, say, is_main
         self.start_from = None if drafter is None else Path(drafter)
         self.recipe, self.settings = recipes.get(config.method), settings
         self.target = load_target(model, **target_options)
@@ -112,7 +114,8 @@ class Run:
     ) -> dict[str, Any]:
         """Train, evaluating by decoding; returns what the command prints."""
         checkpoint = self._first()
-        self._remember()
+        if self.is_main:
+            self._remember()
         config = self.config
         objective = self.recipe.objective(checkpoint, self.settings)
         readout = self.store.readout()
