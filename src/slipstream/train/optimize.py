@@ -19,7 +19,7 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
         (matrices if config.optimizer == "muon" and is_inner else others).append(parameter)
     settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, betas=(0.9, 0.95), **settings)
+        torch.optim.AdamW(others, betas=(0.9, 0.95), fused=True, **settings)
     ]
     if matrices:
         optimizers.append(torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **settings))
