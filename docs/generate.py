@@ -85,7 +85,7 @@ def method_record(name: str) -> str:
         ("draft network", f"`{method.model}`" if method.model else ""),
         ("objective", f"`{method.objective}`" if method.objective else ""),
         ("trees", ", ".join(method.trees)),
-        ("verifiers", ", ".join(method.verifiers)),
+        ("verifiers", ", ".join(methods.marked(method.verifiers))),
         ("checkpoints", ", ".join(method.formats)),
     ]
     if method.budget:

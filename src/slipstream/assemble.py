@@ -73,6 +73,8 @@ def load(
     is_own = drafter is not None and not isinstance(drafter, str | Path)
     record = _own(drafter) if is_own else methods.get(method)
     shape = decide(record, tree=tree, verifier=verifier, budget=budget, depth=depth, topk=topk)
+    if lookup:
+        _check_lookup(shape.verifier)
     if drafter is not None and not is_own and not record.needs_checkpoint:
         raise SettingError(
             "drafter",
@@ -97,7 +99,11 @@ def load(
         method=record.name,
         max_length=max_length,
         max_nodes=max(ROOM, shape.budget),
-        settings={**asdict(shape), "lookup": lookup},
+        settings={
+            **asdict(shape),
+            "lookup": lookup,
+            "lossless": shape.verifier not in methods.LOSSY,
+        },
     )
 
 
@@ -133,7 +139,9 @@ def decide(method: Method, **wishes: Any) -> Shape:
                 f"leave {kind} out, or choose another method",
             )
     tree = given.get("tree", method.tree)
+    verifier = given.get("verifier", method.verifier)
     _check_used(method, tree, given)
+    _check_judged(method, tree, verifier)
     depth = given.get("depth", method.depth)
     budget = given.get("budget", method.budget)
     if tree == "chain":  # one node per level: budget and depth are the same thing
@@ -141,7 +149,7 @@ def decide(method: Method, **wishes: Any) -> Shape:
         budget = depth = min(asked) if asked else method.depth
     return Shape(
         tree=tree,
-        verifier=given.get("verifier", method.verifier),
+        verifier=verifier,
         budget=budget,
         depth=depth,
         topk=1 if tree == "chain" else given.get("topk", method.topk),
@@ -158,6 +166,35 @@ def _check_used(method: Method, tree: str, given: dict[str, Any]) -> None:
     if tree in ("chain", "static") and given.get("topk", 1) != 1:
         raise SettingError(
             "topk", given["topk"], f"nothing: a {tree} tree has no use for it", "leave topk out"
+        )
+
+
+def _check_judged(method: Method, tree: str, verifier: str) -> None:
+    """Raises SettingError for a rule that cannot judge a kind of tree."""
+    children = methods.CHILDREN[verifier]
+    if children == "chosen":
+        return
+    fitting = ("chain",) if verifier in methods.FOR_CHAINS else methods.FIXED_TREES
+    if tree not in fitting:
+        within = [kind for kind in fitting if kind in method.trees] or list(fitting)
+        raise SettingError(
+            "verifier",
+            f"{verifier} with a {tree} tree",
+            f"a {' or '.join(fitting)} tree: {verifier} judges {children} nodes, "
+            + ("one below the other" if verifier in methods.FOR_CHAINS else "which are not pruned"),
+            f"add --tree {within[0]}, or leave the verifier out for walk, which judges any tree",
+        )
+
+
+def _check_lookup(verifier: str) -> None:
+    """Raises SettingError for a rule that cannot judge what lookup adds."""
+    children = methods.CHILDREN[verifier]
+    if children != "chosen":
+        raise SettingError(
+            "lookup",
+            f"on with verifier {verifier}",
+            f"off: what lookup adds is chosen, and {verifier} judges {children} nodes",
+            "leave lookup out, or leave the verifier out for walk",
         )
 
 

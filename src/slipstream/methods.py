@@ -7,6 +7,7 @@ it can be combined with, and its defaults. The defaults live here and nowhere el
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slipstream.errors import UnknownNameError
@@ -146,6 +147,22 @@ _METHODS = (
         depth=4,
     ),
     Method(
+        name="medusa",
+        title="Medusa",
+        paper="Medusa, arXiv:2401.10774",
+        drafter="slipstream.drafters.medusa:MedusaDrafter",
+        model="slipstream.models.medusa:Medusa",
+        trees=("best-first", "static", "chain"),
+        verifiers=("walk", "typical"),
+        objective="slipstream.train.objectives.medusa:MedusaHeads",
+        formats=("slipstream", "medusa"),
+        note="heads that guess several tokens ahead from one hidden state",
+        tree="best-first",
+        budget=8,
+        depth=4,
+        topk=4,
+    ),
+    Method(
         name="eagle3",
         title="EAGLE-3",
         paper="EAGLE-3, arXiv:2503.01840",
@@ -159,6 +176,21 @@ _METHODS = (
         budget=8,
         depth=4,
         topk=4,
+    ),
+    Method(
+        name="dflash",
+        title="DFlash",
+        paper="DFlash, arXiv:2602.06036",
+        drafter="slipstream.drafters.dflash:DFlashDrafter",
+        model="slipstream.models.dflash:DFlash",
+        trees=("chain", "kary", "static", "sequoia", "best-first"),
+        objective="slipstream.train.objectives.dflash:BlockDiffusion",
+        formats=("slipstream", "z-lab"),
+        note="a whole block in one pass, whatever its length",
+        tree="chain",
+        budget=7,
+        depth=7,
+        topk=1,
     ),
 )
 
@@ -182,6 +214,16 @@ def get(name: str) -> Method:
         if method.name == name:
             return method
     raise UnknownNameError("method", name, [method.name for method in _METHODS])
+
+
+def marked(verifiers: Iterable[str]) -> list[str]:
+    """Names of verifiers for people, the lossy ones marked.
+
+    Example:
+        >>> marked(("walk", "typical"))
+        ['walk', 'typical (lossy)']
+    """
+    return [f"{name} (lossy)" if name in LOSSY else name for name in verifiers]
 
 
 def resolve(reference: str) -> object:

@@ -1,16 +1,25 @@
 """The exact output law of every verification rule, by enumeration with fractions.
 
-Positive laws are `==`. Negative controls are rules known to be biased: the machinery must find
-each of them, with the exact wrong numbers.
+Positive laws are `==`, and every registered verifier is held to one by being registered. Negative
+controls are rules known to be biased: the machinery must find each of them, with the exact wrong
+numbers.
 """
 
 from __future__ import annotations
 
+import sys
 from fractions import Fraction as Fr
-from itertools import pairwise
+from itertools import pairwise, product
+from types import ModuleType
 
 import pytest
+import torch
 
+from rules import is_lossless, shapes_of, step_of, top
+from slipstream import methods
+from slipstream.sampling import Sampler
+from slipstream.types import DraftTree, Sampling
+from slipstream.verify import kseq
 from slipstream.verify.chain import chain_rule
 from slipstream.verify.law import (
     ancestral_law,
@@ -19,119 +28,144 @@ from slipstream.verify.law import (
     enumerate_law,
     expected_accepted,
 )
-from slipstream.verify.protocol import children, residual, verdict, without
-from slipstream.verify.toy import chosen_step, chosen_tree, drawn_step, random_table, table
-from slipstream.verify.walk import follow, walk_rule
+from slipstream.verify.protocol import without
+from slipstream.verify.toy import (
+    chosen_step,
+    chosen_tree,
+    drawn_step,
+    random_table,
+    table,
+)
+from slipstream.verify.tree import (
+    Choice,
+    top_down,
+    with_replacement_rule,
+    without_replacement_rule,
+)
+from slipstream.verify.walk import follow, walk, walk_rule
+
+NAMES = tuple(methods.VERIFIERS)
+EXACT = tuple(name for name in NAMES if name not in methods.LOSSY)
+DRAWN = tuple(name for name in EXACT if methods.CHILDREN[name] != "chosen")
 
 
-def top(draft, count):
-    """Children by probability under q, as a dynamic tree chooses them; depth 2."""
+@pytest.fixture(autouse=True)
+def _quick_rho(monkeypatch):
+    """k-SEQ is exact at every width of its bisection: short fractions, each found once."""
+    plain, found = kseq.smallest_rho, {}
 
-    def children_of(prefix):
-        if len(prefix) == 2:
-            return []
-        q = draft(prefix)
-        return sorted(range(len(q)), key=lambda token: (-q[token], token))[:count]
+    def remembered(p, q, num_tries):
+        key = (*p, *q, num_tries)
+        if key not in found:
+            found[key] = plain(p, q, num_tries)
+        return found[key]
 
-    return children_of
-
-
-def is_lossless(step, target, vocab_size, horizon=3):
-    return emitted_law(step, target, horizon=horizon) == ancestral_law(
-        target, vocab_size, horizon=horizon
-    )
-
-
-# --- rules that are not (yet) in the package, written against the same interface -------------
-
-
-def top_down(node_rule):
-    """A tree rule from a rule for one node: (tokens, p, q, chance) -> child index or token."""
-
-    def rule(tree, target_probs, draft_probs, chance):
-        tokens, below, path = tree.tokens.tolist(), children(tree), [0]
-        while below[path[-1]]:
-            nodes = below[path[-1]]
-            kept, token = node_rule(
-                [tokens[n] for n in nodes], target_probs(path[-1]), draft_probs(path[-1]), chance
-            )
-            if kept is None:
-                return verdict(path, token, below)
-            path.append(nodes[kept])
-        return verdict(path, chance.draws(target_probs(path[-1])), below)
-
-    return rule
-
-
-def sequential(tokens, p, q, chance, *, renormalise=True, final="left"):
-    """Rule A, one chosen child after the other, and its two faulty variants (report B11)."""
-    left = p
-    for i, token in enumerate(tokens):
-        if chance.accepts(left[token], 1):
-            return i, None
-        rest = without(left, token)
-        if not renormalise:
-            rest = left + 0
-            rest[token] = 0
-        left = rest
-    return None, chance.draws(left if final == "left" else p)
-
-
-def with_replacement(tokens, p, q, chance):
-    """SpecInfer's multi-round rejection (rule B)."""
-    for i, token in enumerate(tokens):
-        if chance.accepts(p[token], q[token]):
-            return i, None
-        p = residual(p, q)
-    return None, chance.draws(p)
-
-
-def without_replacement(tokens, p, q, chance):
-    """Rule C: q loses each refused token."""
-    for i, token in enumerate(tokens):
-        if chance.accepts(p[token], q[token]):
-            return i, None
-        p, q = residual(p, q), without(q, token)
-    return None, chance.draws(p)
-
-
-def by_ratio(tokens, p, q, chance):
-    """The trap: chosen children treated as if they had been drawn from q."""
-    return with_replacement(tokens, p, q, chance)
+    monkeypatch.setattr(kseq, "HALVINGS", 2)
+    monkeypatch.setattr(kseq, "smallest_rho", remembered)
 
 
 # --- positive ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("zeros", [False, True])
-def test_drawn_chain_is_lossless(seed, zeros):
-    target = random_table(3, 3, seed, zeros=zeros)
-    draft = random_table(3, 3, seed + 100, zeros=zeros)
-    for depth in (1, 2, 3):
-        step = drawn_step(chain_rule, target, draft, (1,) * depth)
-        assert is_lossless(step, target, 3, horizon=depth + 1)
+@pytest.mark.parametrize("name", EXACT)
+def test_every_verifier_has_the_targets_law(name):
+    check_law(name)
 
 
-def test_drawn_chain_is_lossless_where_draft_equals_target():
-    target = random_table(4, 2, 5)
-    step = drawn_step(chain_rule, target, target, (1, 1))
-    assert is_lossless(step, target, 4)
-    assert expected_accepted(step) == 2  # nothing is refused
+def check_law(name):
+    for counts, vocab_size in shapes_of(name):
+        for seed, zeros in ((0, False), (1, True)):
+            target = random_table(vocab_size, 3, seed, zeros=zeros)
+            draft = random_table(vocab_size, 3, seed + 100, zeros=zeros)
+            step = step_of(name, target, draft, counts)
+            assert is_lossless(step, target, vocab_size, len(counts) + 1), (name, counts, zeros)
 
 
-def test_greedy_target_reduces_to_the_longest_match():
-    one_hot = table({(): [0, 1, 0]})
-    draft = random_table(3, 2, 1)
-    law = emitted_law(drawn_step(chain_rule, one_hot, draft, (1, 1)), one_hot, horizon=3)
-    assert law == {(1, 1, 1): 1}
+def register(monkeypatch, name, children, **functions):
+    """A verifier that somebody adds to the catalogue."""
+    module = ModuleType("added_verifier")
+    for key, function in functions.items():
+        setattr(module, key, function)
+    monkeypatch.setitem(sys.modules, "added_verifier", module)
+    monkeypatch.setitem(methods.VERIFIERS, name, "added_verifier:added")
+    monkeypatch.setitem(methods.CHILDREN, name, children)
+
+
+def test_a_new_verifier_without_a_rule_or_with_a_biased_one_fails(monkeypatch):
+    register(monkeypatch, "added", "chosen", added=walk)
+    with pytest.raises(AttributeError, match="added_rule"):
+        check_law("added")
+    register(monkeypatch, "added", "chosen", added=walk, added_rule=with_replacement_rule)
+    with pytest.raises(AssertionError, match="added"):
+        check_law("added")
+    register(monkeypatch, "added", "chosen", added=walk, added_rule=walk_rule)
+    check_law("added")
+
+
+@pytest.mark.parametrize("name", methods.LOSSY)
+def test_a_lossy_verifier_is_lossy(name):
+    """Marking an exact rule as lossy would take it out of the law above."""
+    target, draft = random_table(3, 3, 0), random_table(3, 3, 100)
+    assert not is_lossless(step_of(name, target, draft, (2, 1)), target, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_certain_target_reduces_every_rule_to_the_longest_match(name):
+    """One-hot p: what is emitted is what the target says, and drafts that agree are kept."""
+    one_hot = {
+        prefix: [Fr(token == sum(prefix) % 3) for token in range(3)]
+        for size in range(3)
+        for prefix in product(range(3), repeat=size)
+    }
+    target, draft = table(one_hot), random_table(3, 3, 1)
+    for counts, vocab_size in shapes_of(name):
+        if vocab_size == 3:
+            step = step_of(name, target, draft, counts)
+            assert emitted_law(step, target, horizon=3) == {(0, 0, 0): 1}
+            law = enumerate_law(step)
+            assert all(set(emitted) <= {0} for emitted in law)
+            if methods.CHILDREN[name] == "drawn":  # kept exactly when it was among the draws
+                q = draft(())[0]
+                kept = sum(mass for emitted, mass in law.items() if len(emitted) > 1)
+                assert kept == 1 - (1 - q) ** counts[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_at_temperature_zero_every_verifier_is_the_walk(name):
+    """On tensors, over chosen trees with siblings (chains where the rule knows no others)."""
+    verify, generator = methods.resolve(methods.VERIFIERS[name]), torch.Generator().manual_seed(3)
+    sampler, kept = Sampler(Sampling(), 4), 0
+    for _ in range(40):
+        n = int(torch.randint(1, 9, (), generator=generator))
+        parents = [-1] + [
+            node if name in methods.FOR_CHAINS
+            else int(torch.randint(0, node + 1, (), generator=generator))
+            for node in range(n - 1)
+        ]  # fmt: skip
+        tokens = torch.randint(0, 4, (n,), generator=generator)
+        tree = DraftTree(tokens, torch.tensor(parents))
+        logits = torch.randn(n, 4, generator=generator)
+        found = verify(tree, logits, sampler, 0)
+        assert found == walk(tree, logits, sampler, 0)
+        kept += found.num_accepted
+    assert kept > 5
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_draft_from_the_target_is_kept_whole(name):
+    """Drawn from p itself nothing is refused, and no weight becomes 0/0."""
+    target = random_table(3, 3, 5)
+    chain = step_of(name, target, target, (1, 1, 1))
+    assert is_lossless(chain, target, 3, 4) and expected_accepted(chain) == 3
+    if name not in methods.FOR_CHAINS:
+        assert is_lossless(step_of(name, target, target, (2, 1)), target, 3)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_walk_is_lossless_over_any_chosen_tree(seed, count):
     target, draft = random_table(3, 3, seed, zeros=True), random_table(3, 3, seed + 50)
-    assert is_lossless(chosen_step(walk_rule, target, draft, top(draft, count)), target, 3)
+    assert is_lossless(chosen_step(walk_rule, target, draft, top(draft, count, count)), target, 3)
 
 
 def test_walk_is_lossless_over_drawn_trees_too():
@@ -217,30 +251,6 @@ def test_ratio_test_on_shared_noise_is_biased():
     assert enumerate_law(run) != {0: Fr(1, 2), 1: Fr(1, 2)}
 
 
-# --- the machinery carries later rules: same interface, same enumeration -----------------------
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rules_for_siblings_are_lossless_in_draw_order(seed):
-    target, draft = random_table(3, 3, seed), random_table(3, 3, seed + 30)
-    rule_b = drawn_step(top_down(with_replacement), target, draft, (2, 1))
-    rule_c = drawn_step(
-        top_down(without_replacement), target, draft, (2, 1), with_replacement=False
-    )
-    assert is_lossless(rule_b, target, 3)
-    assert is_lossless(rule_c, target, 3)
-    assert expected_accepted(rule_b) <= expected_accepted(rule_c)
-
-
-def test_sequential_rule_a_equals_the_walk():
-    target, draft = random_table(3, 3, 2), random_table(3, 3, 3)
-    step = chosen_step(top_down(sequential), target, draft, top(draft, 2))
-    assert is_lossless(step, target, 3)
-    assert expected_accepted(step) == expected_accepted(
-        chosen_step(walk_rule, target, draft, top(draft, 2))
-    )
-
-
 # --- negative controls ------------------------------------------------------------------------
 
 
@@ -252,7 +262,7 @@ def test_chosen_child_with_ratio_has_the_exact_wrong_law():
     def only_a(prefix):
         return [] if prefix else [0]
 
-    for rule in (chain_rule, top_down(by_ratio)):
+    for rule in (chain_rule, with_replacement_rule):
         law = emitted_law(chosen_step(rule, target, draft, only_a), target, horizon=1)
         assert law == {(0,): Fr(1, 2), (1,): Fr(1, 2)}
     assert is_lossless(chosen_step(walk_rule, target, draft, only_a), target, 2)
@@ -261,7 +271,7 @@ def test_chosen_child_with_ratio_has_the_exact_wrong_law():
 @pytest.mark.parametrize("seed", range(5))
 def test_chosen_trees_with_ratio_are_found(seed):
     target, draft = random_table(3, 3, seed), random_table(3, 3, seed + 20)
-    step = chosen_step(top_down(by_ratio), target, draft, top(draft, 2))
+    step = chosen_step(with_replacement_rule, target, draft, top(draft, 2, 2))
     assert not is_lossless(step, target, 3)
 
 
@@ -277,7 +287,7 @@ def test_drawn_siblings_in_sorted_order_have_the_exact_wrong_law():
     """
     target = table({(): [Fr(1, 3), Fr(1, 3), Fr(1, 3)]})
     draft = table({(): [Fr(1, 2), Fr(1, 4), Fr(1, 4)]})
-    rule = top_down(without_replacement)
+    rule = without_replacement_rule
     in_order = drawn_step(rule, target, draft, (2,), with_replacement=False)
     in_sorted_order = drawn_step(rule, target, draft, (2,), with_replacement=False, order=sort_by_q)
     assert is_lossless(in_order, target, 3)
@@ -288,7 +298,7 @@ def test_drawn_siblings_in_sorted_order_have_the_exact_wrong_law():
 def test_drawn_siblings_must_not_be_pruned():
     """Two independent draws, the one with the lower id kept: a survives with 3/4, not 1/2."""
     half = table({(): [Fr(1, 2), Fr(1, 2)]})
-    rule = top_down(with_replacement)
+    rule = with_replacement_rule
 
     def first_of_sorted(tokens, q):
         return sort_by_q(tokens, q)[:1]
@@ -302,7 +312,7 @@ def test_sorted_order_is_biased_almost_always():
     for seed in range(10):
         target, draft = random_table(3, 1, seed), random_table(3, 1, seed + 40)
         step = drawn_step(
-            top_down(without_replacement),
+            without_replacement_rule,
             target,
             draft,
             (2,),
@@ -313,62 +323,37 @@ def test_sorted_order_is_biased_almost_always():
     assert biased >= 8
 
 
-def test_refusals_must_renormalise_and_the_final_draw_must_use_what_is_left():
+@pytest.mark.parametrize(
+    ("faults", "law"),
+    [
+        ((), (Fr(5, 10), Fr(4, 10), Fr(1, 10))),
+        # b is tried with 0.4 instead of 0.4 / 0.5: half of what it should get.
+        (("not renormalised",), (Fr(1, 2), Fr(1, 5), Fr(3, 10))),
+        # the last tenth is drawn from all of p again.
+        (("final draw from p",), (Fr(55, 100), Fr(44, 100), Fr(1, 100))),
+    ],
+)
+def test_refusals_must_renormalise_and_the_final_draw_must_use_what_is_left(faults, law):
     """Report B11: q := 1 for chosen children is right, these two shortcuts are not."""
-    p = [Fr(5, 10), Fr(4, 10), Fr(1, 10)]
-    target = table({(): p})
+    target = table({(): [Fr(5, 10), Fr(4, 10), Fr(1, 10)]})
 
-    def law(**how):
-        def node_rule(*args):
-            return sequential(*args, **how)
+    def rule(tree, target_probs, draft_probs, chance):
+        tokens = tree.tokens.tolist()
 
-        step = chosen_step(
-            top_down(node_rule), target, target, lambda prefix: [] if prefix else [0, 1]
-        )
-        return emitted_law(step, target, horizon=1)
+        def try_children(nodes, p, q):
+            left = p
+            for node in nodes:
+                if chance.accepts(left[tokens[node]], 1):
+                    return Choice(node)
+                rest = left + 0
+                rest[tokens[node]] = 0
+                left = rest if "not renormalised" in faults else without(left, tokens[node])
+            return Choice(None, p if "final draw from p" in faults else left)
 
-    assert law() == {(0,): p[0], (1,): p[1], (2,): p[2]}
-    # b is tried with 0.4 instead of 0.4 / 0.5: half of what it should get.
-    assert law(renormalise=False) == {(0,): Fr(1, 2), (1,): Fr(1, 5), (2,): Fr(3, 10)}
-    # the last tenth is drawn from all of p again.
-    assert law(final="untouched") == {(0,): Fr(55, 100), (1,): Fr(44, 100), (2,): Fr(1, 100)}
+        return top_down(tree, target_probs, draft_probs, chance, try_children)
 
-
-# --- explanations that need correcting (algorithms 11b) ----------------------------------------
-
-
-def test_expected_accepted_of_a_chain():
-    """alpha (1 - alpha^d) / (1 - alpha): 1.773 for alpha 0.7 and d 4, not 1.533."""
-    target = table({(): [Fr(1, 2), Fr(1, 2)]})
-    draft = table({(): [Fr(8, 10), Fr(2, 10)]})  # sum of minima: 0.7
-    accepted = expected_accepted(drawn_step(chain_rule, target, draft, (1, 1, 1, 1)))
-    alpha = Fr(7, 10)
-    assert accepted == alpha * (1 - alpha**4) / (1 - alpha)
-    assert round(float(accepted), 3) == 1.773
-    assert round(float((1 - alpha**4) / (1 - alpha) - 1), 3) == 1.533
-
-
-def test_top_two_children_are_chosen_not_drawn():
-    """Kept with the target's own 0.85 and then 0.55, not with the ratios 1.0 and 0.917."""
-    target = table({(): [Fr(85, 100), Fr(825, 10000), Fr(675, 10000)]})
-    draft = table({(): [Fr(8, 10), Fr(12, 100), Fr(8, 100)]})
-
-    def first_and_second(rule, tokens):
-        law = enumerate_law(lambda chance: rule(list(tokens), target(()), draft(()), chance)[0])
-        first = law.get(0, Fr(0))
-        return first, law.get(1, Fr(0)) / (1 - first) if first < 1 else None
-
-    assert first_and_second(sequential, (0, 1)) == (Fr(85, 100), Fr(55, 100))
-    assert first_and_second(by_ratio, (0, 1))[0] == 1  # min(1, 0.85 / 0.8)
-    ratio = min(Fr(1), Fr(55, 100) / (Fr(12, 100) / Fr(20, 100)))
-    assert round(float(ratio), 3) == 0.917
-
-
-def test_siblings_exclude_each_other():
-    """The second child catches what the first missed: 0.9 here, not 1 - (1 - 0.6)^2 = 0.84."""
-    target = table({(): [Fr(6, 10), Fr(3, 10), Fr(1, 10)]})
-    step = chosen_step(walk_rule, target, target, lambda prefix: [] if prefix else [0, 1])
-    assert expected_accepted(step) == Fr(9, 10)
+    step = chosen_step(rule, target, target, top(target, 2))
+    assert emitted_law(step, target, horizon=1) == {(t,): law[t] for t in range(3)}
 
 
 def test_distance_names_the_worst_sequence():

@@ -55,6 +55,51 @@ def test_mistakes_are_told(options: dict, error: type, words: str) -> None:
         slipstream.load(TableTarget(), **{"method": "ngram", **options})
 
 
+EVERYTHING = methods.Method(
+    "any", "", "", "", trees=methods.TREES, verifiers=tuple(methods.VERIFIERS), budget=8, depth=4
+)
+
+
+@pytest.mark.parametrize("verifier", methods.VERIFIERS)
+@pytest.mark.parametrize("tree", methods.TREES)
+def test_a_rule_that_cannot_judge_a_tree_is_refused_by_name(verifier: str, tree: str) -> None:
+    if methods.CHILDREN[verifier] == "chosen":
+        fits = True
+    elif verifier in methods.FOR_CHAINS:
+        fits = tree == "chain"
+    else:
+        fits = tree in methods.FIXED_TREES
+    if fits:
+        assert decide(EVERYTHING, tree=tree, verifier=verifier).verifier == verifier
+        return
+    with pytest.raises(SettingError, match=f"verifier is {verifier} with a {tree} tree") as found:
+        decide(EVERYTHING, tree=tree, verifier=verifier)
+    assert found.value.hint is not None and "--tree chain" in found.value.hint
+
+
+def test_the_hint_names_a_tree_that_the_method_has() -> None:
+    narrow = methods.Method(
+        "any", "", "", "", trees=("dynamic", "static"), verifiers=("hybrid",), tree="dynamic",
+        verifier="hybrid", budget=8, depth=4,
+    )  # fmt: skip
+    with pytest.raises(SettingError, match="hybrid judges mixed nodes") as found:
+        decide(narrow)
+    assert found.value.hint is not None and "--tree static" in found.value.hint
+
+
+def test_lookup_is_refused_with_a_rule_for_drawn_nodes() -> None:
+    own = OracleDrafter([[1, 2]])
+    with pytest.raises(SettingError, match="lookup is on with verifier token"):
+        slipstream.load(TableTarget(), drafter=own, verifier="token", lookup=True)
+    assert slipstream.load(TableTarget(), drafter=own, verifier="typical", lookup=True)
+
+
+def test_an_engine_says_whether_its_rule_is_lossless() -> None:
+    for verifier in methods.VERIFIERS:
+        engine = slipstream.load(TableTarget(), drafter=OracleDrafter([[1]]), verifier=verifier)
+        assert engine.describe()["lossless"] is (verifier not in methods.LOSSY)
+
+
 def test_mistakes_are_told_before_a_model_is_loaded() -> None:
     with pytest.raises(UnknownNameError):
         slipstream.load("no such model", "egle")

@@ -19,11 +19,20 @@ def test_records_point_to_real_things_and_their_defaults_fit(method: methods.Met
             assert isinstance(methods.resolve(reference), type)
     assert method.tree in method.trees and set(method.trees) <= set(methods.TREES)
     assert method.verifier in method.verifiers and set(method.verifiers) <= set(methods.VERIFIERS)
-    assert method.lossless == method.verifiers
+    assert set(method.verifiers) - set(method.lossless) <= set(methods.LOSSY)
+    assert not set(method.lossless) & set(methods.LOSSY)
     assert method.is_trainable == method.needs_checkpoint
 
 
+def test_lossy_verifiers_are_left_out_and_marked() -> None:
+    lossy = methods.Method("any", "", "", "", verifiers=("walk", "typical", "token"))
+    assert lossy.lossless == ("walk", "token")
+    assert methods.marked(lossy.verifiers) == ["walk", "typical (lossy)", "token"]
+
+
 def test_verifiers_resolve() -> None:
+    assert set(methods.FOR_CHAINS) | set(methods.LOSSY) <= methods.VERIFIERS.keys()
+    assert set(methods.FIXED_TREES) <= set(methods.TREES)
     assert all(callable(methods.resolve(reference)) for reference in methods.VERIFIERS.values())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -15,6 +15,7 @@ from slipstream.bench.tasks import BenchPrompt
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import DataError, OutputError, SettingError, UnknownNameError
+from slipstream.verify.typical import typical
 from slipstream.verify.walk import walk
 
 PROMPTS = [BenchPrompt("t", f"p{i}", (i, i + 1, i + 2)) for i in range(5)]
@@ -65,6 +66,22 @@ def spies(**interrupts):
 
 def run(engines, settings=SETTINGS, **options):
     return runner.run(engines, {"t": PROMPTS}, settings, load_twin=pytest.fail, **options)
+
+
+def test_a_lossy_rule_is_noted_above_temperature_zero():
+    target = TableTarget()
+    engines = {
+        "none": Engine(target, NoDrafter(), walk),
+        "medusa": Engine(
+            target, RandomDrafter(), typical, settings={"verifier": "typical", "lossless": False}
+        ),
+    }
+    settings = replace(SETTINGS, temperatures=(0.0, 1.0))
+    report = run(engines, settings)
+    assert [note for note in report.notes if note.startswith("medusa: verifier typical is lossy")]
+    assert [row.identical for row in report.rows if row.method == "medusa"][1] is None
+    greedy = run(engines)
+    assert not [note for note in greedy.notes if "lossy" in note]
 
 
 def test_methods_are_interleaved_and_their_order_rotates():

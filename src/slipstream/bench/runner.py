@@ -206,6 +206,8 @@ def run(
     except KeyboardInterrupt:
         report.is_partial = True
     _note(report, before, environment.busy_share())
+    if max(settings.temperatures) > 0:
+        report.notes += _lossy(engines)
     return report
 
 
@@ -281,6 +283,17 @@ def _brief(sample: Sample, prompts: Sequence[BenchPrompt]) -> dict[str, object]:
         "finish_reason": sample.finish_reason,
         "is_loop": sample.is_loop,
     }
+
+
+def _lossy(engines: Mapping[str, Generates]) -> list[str]:
+    """A note for every method whose rule changes what is said."""
+    described = {name: engine.describe() for name, engine in engines.items()}
+    return [
+        f"{name}: verifier {how['verifier']} is lossy: above temperature 0 its answers do not "
+        "have the target's distribution"
+        for name, how in described.items()
+        if not how.get("lossless", True)
+    ]
 
 
 def _note(report: BenchReport, before: float | None, after: float | None) -> None:

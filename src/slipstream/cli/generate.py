@@ -118,6 +118,10 @@ def _for_people(answering: Answering, asked: Sequence[Prompt]) -> None:
                 screen.print(f"prompt {result.prompt_index}: {result.error}", markup=False)
     finally:
         _summary(screen, answering.results)
+        if answering.decoding.temperature > 0 and not answering.engine.describe().get(
+            "lossless", True
+        ):
+            screen.print("lossy: these answers do not have the model's distribution", style="dim")
 
 
 def _heading(screen: Any, asked: Sequence[Prompt], index: int, turn: int) -> None:

@@ -50,7 +50,7 @@ def _table(entries: list[dict[str, Any]]) -> None:
             row["name"],
             row["paper"] or "-",
             ", ".join(row["trees"]),
-            ", ".join(row["verifiers"]),
+            ", ".join(catalogue.marked(row["verifiers"])),
             "yes" if row["trainable"] else "no",
             row["note"],
         )

@@ -49,7 +49,9 @@ TreeOption = Annotated[
 ]
 VerifierOption = Annotated[
     str | None,
-    typer.Option("--verifier", metavar="RULE", help=f"One of {', '.join(methods.VERIFIERS)}."),
+    typer.Option(
+        "--verifier", metavar="RULE", help=f"One of {', '.join(methods.marked(methods.VERIFIERS))}."
+    ),
 ]
 BudgetOption = Annotated[
     int | None, typer.Option("--budget", help="Drafted nodes per step, root not counted.")

@@ -62,7 +62,7 @@ def verify(
             "verifier",
             verifier,
             "walk above temperature 0: other rules draw noise of their own, and equal plain "
-            "decoding in law, not token for token",
+            "decoding in law at best, not token for token",
             "use --temperature 0 or --verifier walk",
         )
     with json_output(json) as writer:
@@ -125,6 +125,8 @@ def _show(report: LosslessReport, engine: Any) -> None:
         f"{report.num_prompts} prompts, {report.num_tokens} tokens compared, "
         f"{report.num_divergent} answers differ{tau}"
     )
+    if not setting.get("lossless", True):
+        screen.print(f"verifier {setting['verifier']} is lossy above temperature 0")
     if report.num_errors:
         screen.print(f"{report.num_errors} answers ended in an error", style="red")
     if not report.divergences:

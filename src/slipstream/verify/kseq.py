@@ -21,7 +21,7 @@ from slipstream.verify.drawn import judge
 from slipstream.verify.protocol import Chance, Probs, ProbsOf
 from slipstream.verify.tree import Choice, top_down
 
-HALVINGS = 12  # of [1, m]: rho is within 0.1% of the best
+HALVINGS = 10  # of [1, m]: rho is within 0.1 (m - 1) % of the best
 
 
 def kseq(tree: DraftTree, logits: Tensor, sampler: Sampler, root_position: int) -> Verdict:
