@@ -22,9 +22,9 @@ from slipstream.models.language import Language
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.objectives.documents import Spans, by_text, spans
+from slipstream.train.objectives.labels import shift
 from slipstream.train.objectives.protocol import Loss
 from slipstream.train.objectives.soft_cross_entropy import soft_cross_entropy
-from slipstream.train.objectives.ttt import shift
 
 
 class Distil:

@@ -1,0 +1,195 @@
+"""Medusa's drafting: one look at the target's last hidden state proposes every depth at once.
+
+Paper: Cai et al. 2024, Medusa, arXiv:2401.10774, sections 2.1 and 2.3.3.
+Differs: any tree of chosen children, the authors' 63 nodes among them; with a small budget the
+best nodes by the heads' own probabilities (`best-first`) are the better tree.
+
+Heads do not know of each other, so all nodes of a depth have the same candidates.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from slipstream.drafters.candidates import pick
+from slipstream.drafters.protocol import Row
+from slipstream.errors import SettingError
+from slipstream.formats import medusa
+from slipstream.formats.medusa import MedusaCheckpoint
+from slipstream.target.packed import PackedLinear, can_pack, pack_linears
+from slipstream.target.protocol import Target
+from slipstream.trees import choices, kinds
+from slipstream.trees.kinds import MakeBuilder
+from slipstream.types import DraftTree, Verdict
+
+
+class MedusaDrafter:
+    """Drafts with Medusa heads; see the module's text.
+
+    Args:
+        heads: the network with what it borrows from its target.
+        build: (deepest node, most nodes) to a fresh tree builder.
+        target_ids: [U] int64, the target id of each draft id; None when they are the same.
+        vocab_size: V; draft ids beyond it are never proposed.
+        tap: index of the target's last hidden state.
+    """
+
+    name = "medusa"
+
+    def __init__(
+        self,
+        heads: HeadNetwork,
+        build: MakeBuilder,
+        *,
+        target_ids: Tensor | None,
+        vocab_size: int,
+        tap: int,
+    ) -> None:
+        self.taps = (tap,)
+        self._heads, self._build = heads, build
+        self._target_ids, self._vocab_size = target_ids, vocab_size
+        self._hidden: dict[int, Tensor] = {}  # row key to [D], of the newest verified position
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        folder: Path | str,
+        target: Target,
+        *,
+        tree: str = "best-first",
+        budget: int = 8,
+        depth: int = 4,
+        topk: int = 4,
+    ) -> Self:
+        """Read heads and fit them to a target.
+
+        Args:
+            folder: of the checkpoint.
+            target: whose text is drafted.
+            tree: kind of tree, see `trees.kinds`; static is the authors' 63 nodes.
+            budget: drafted nodes.
+            depth: of the deepest node; there is a head for each, and no more.
+            topk: children considered per node.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+            DrafterMismatchError: the heads were made for another target.
+            SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
+        """
+        checkpoint = medusa.read(Path(folder))
+        return cls.from_model(checkpoint, target, tree=tree, budget=budget, depth=depth, topk=topk)
+
+    @classmethod
+    def from_model(
+        cls,
+        checkpoint: MedusaCheckpoint,
+        target: Target,
+        *,
+        tree: str = "best-first",
+        budget: int = 8,
+        depth: int = 4,
+        topk: int = 4,
+    ) -> Self:
+        """Fit heads in memory to a target; see `from_checkpoint`."""
+        spec, vocabulary = target.spec, checkpoint.vocabulary
+        medusa.check_target(
+            checkpoint.model.config,
+            vocab_size=target.head().shape[0],
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            name=spec.name,
+        )
+        size = target.head().shape[0] if vocabulary is None else len(vocabulary)
+        if topk > size:
+            raise SettingError(
+                "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
+            )
+        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk, shape=choices.MEDUSA)
+        ids = None if vocabulary is None else vocabulary.target_ids.to(spec.device)
+        return cls(
+            HeadNetwork(checkpoint, target),
+            kind.build,
+            target_ids=ids,
+            vocab_size=spec.vocab_size,
+            tap=spec.num_layers,
+        )
+
+    def open(self, row: Row, features: Tensor | None) -> None:
+        """Remember the hidden state that gave the root."""
+        assert features is not None, "the engine gives features for our tap"
+        self._hidden[row.key] = features[-1]
+
+    def observe(self, row: Row, verdict: Verdict, features: Tensor | None) -> None:
+        """Remember the hidden state that gave the new root: the path's last."""
+        assert features is not None, "the engine gives features for our tap"
+        self._hidden[row.key] = features[-1]
+
+    def close(self, row: Row) -> None:
+        """Forget the row."""
+        self._hidden.pop(row.key, None)
+
+    @torch.no_grad()
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        """One tree per row, from one look at each row's hidden state."""
+        drafting = [row for row in rows if row.max_depth >= 1 and row.max_nodes >= 1]
+        trees = {row.key: DraftTree.chain([row.tokens[-1]]) for row in rows}
+        if drafting:
+            hidden = torch.stack([self._hidden[row.key] for row in drafting])  # [B, D]
+            logits = self._heads.logits(hidden)  # [heads, B, U]
+            for index, row in enumerate(drafting):
+                trees[row.key] = self._tree(row, logits[:, index])
+        return [trees[row.key] for row in rows]
+
+    def _tree(self, row: Row, logits: Tensor) -> DraftTree:
+        """Grow a tree from the heads' logits [heads, U]."""
+        builder = self._build(row.max_depth, row.max_nodes)
+        builder.start(row.tokens[-1])
+        for depth, level in enumerate(logits):
+            width = len(builder.num_children)
+            offered = pick(
+                level[None],
+                children="chosen",
+                counts=(max(builder.num_children),),
+                sampler=row.sampler,
+                position=len(row.tokens) + depth,
+                target_ids=self._target_ids,
+                vocab_size=self._vocab_size,
+            )
+            same = (offered.log_probs.expand(width, -1), offered.tokens.expand(width, -1))
+            if builder.grow(*same) is None:
+                break
+        return builder.finish()
+
+
+class HeadNetwork:
+    """Medusa heads for drafting: frozen, with the target's head where they borrow it.
+
+    Args:
+        checkpoint: the heads; their network is copied.
+        target: whose head may be borrowed.
+    """
+
+    def __init__(self, checkpoint: MedusaCheckpoint, target: Target) -> None:
+        self._dtype, device = target.spec.dtype, target.spec.device
+        self._model = copy.deepcopy(checkpoint.model).to(device, self._dtype)
+        self._model.eval().requires_grad_(False)
+        packs = can_pack(self._dtype, device)
+        if packs:
+            pack_linears(self._model)
+        self._project = None
+        if checkpoint.model.config.borrows_head:
+            head, vocabulary = target.head(), checkpoint.vocabulary
+            if vocabulary is not None:
+                head = head[vocabulary.target_ids.to(head.device)]
+            self._project = PackedLinear(head) if packs else lambda x: F.linear(x, head)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[heads, B, U] of the target's last hidden states [B, D]."""
+        return self._model.logits(hidden.to(self._dtype), self._project)
