@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -264,17 +266,12 @@ def _target(model: str | Target, **options: Any) -> Any:
 
 
 def _build(record: Method, shape: Shape, folder: Path | None, target: Target) -> Drafter:
+    """The method's drafter; it is told what its signature has a place for."""
     drafter: Any = methods.resolve(record.drafter)
-    if folder is not None:
-        return drafter.from_checkpoint(
-            folder,
-            target,
-            tree=shape.tree,
-            budget=shape.budget,
-            depth=shape.depth,
-            topk=shape.topk,
-        )
-    return drafter(budget=shape.budget, depth=shape.depth) if shape.budget else drafter()
+    told = asdict(shape) | {"children": methods.CHILDREN[shape.verifier]}
+    make = drafter if folder is None else partial(drafter.from_checkpoint, folder, target)
+    takes = inspect.signature(make).parameters
+    return make(**{name: value for name, value in told.items() if name in takes})
 
 
 def _with_lookup(drafter: Drafter, shape: Shape) -> tuple[Drafter, Shape]:
