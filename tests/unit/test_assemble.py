@@ -114,6 +114,8 @@ def test_the_zoo_is_found_by_method_and_model(
     (tmp_path / "eagle3-table").mkdir()
     assert locate(None, "eagle3", "table") == tmp_path / "eagle3-table"
     assert locate("zoo:eagle3", "eagle3", TableTarget()) == tmp_path / "eagle3-table"
+    (tmp_path / "eagle-table").mkdir()  # EAGLE-2 runs on EAGLE-1's weights
+    assert locate(None, "eagle2", "table") == locate("zoo:eagle", "eagle2", "table")
     assert locate(tmp_path, "eagle3", "other") == tmp_path
     with pytest.raises(CheckpointError, match="eagle3-other"):
         locate(None, "eagle3", "other")

@@ -21,7 +21,7 @@ def test_records_point_to_real_things_and_their_defaults_fit(method: methods.Met
     assert method.verifier in method.verifiers and set(method.verifiers) <= set(methods.VERIFIERS)
     assert set(method.verifiers) - set(method.lossless) <= set(methods.LOSSY)
     assert not set(method.lossless) & set(methods.LOSSY)
-    assert method.is_trainable == method.needs_checkpoint
+    assert method.is_trainable == (method.needs_checkpoint and not method.weights)
 
 
 def test_lossy_verifiers_are_left_out_and_marked() -> None:

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 RECIPES = {
     "chain": "slipstream.train.recipes.chain:CHAIN",
+    "medusa": "slipstream.train.recipes.medusa:MEDUSA",
+    "eagle": "slipstream.train.recipes.eagle:EAGLE",
+    "hass": "slipstream.train.recipes.eagle:HASS",
     "eagle3": "slipstream.train.recipes.eagle3:EAGLE3",
+    "dflash": "slipstream.train.recipes.dflash:DFLASH",
 }
 """Method name to "module:NAME" of its `Recipe`; strings, so that looking at it imports nothing."""
 
