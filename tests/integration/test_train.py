@@ -1,6 +1,7 @@
 """`slipstream train` on a tiny model: answers in, a drafter out that serves as it trained."""
 
 import json
+from dataclasses import replace
 from importlib.util import find_spec
 
 import pytest
@@ -44,6 +45,9 @@ def test_answers_to_drafter_to_decoding(slipstream, model, answers, tmp_path):
     assert [line["step"] for line in lines] == list(range(1, 7))
     assert {"tokens", "loss", "prefix_accuracy"} <= lines[0].keys()
     assert {"tau", "alpha", "reach"} <= lines[2].keys()
+    assert len(lines[2]["decoded_accuracy"]) == len(lines[2]["text_accuracy"]) == 2
+    assert lines[2]["is_parity_kept"] and "warning" not in err
+    assert (run / "best" / "card.json").is_file()
     card = json.loads((run / "drafter" / "card.json").read_text())
     assert card["step"] == 6 and card["config"]["steps"] == 6 and card["versions"]["torch"]
     assert card["tau"] == done["tau"] and card["held_out"]["chain_tau"] >= 1
@@ -159,3 +163,21 @@ def test_a_tracker_that_is_not_installed_is_refused(slipstream, model, answers, 
             given = arguments(answers, tmp_path / "run", model, "--tracker", name)
             code, out, err = slipstream(*given)
             assert code == 2 and not out and f"pip install {name}" in err
+
+
+def test_a_warning_names_the_cause_when_decoding_and_training_part(
+    slipstream, model, answers, tmp_path, monkeypatch
+):
+    """The objective is told a lie about its hits: decoding cannot agree with it."""
+    from slipstream.parity import decoding
+
+    honest = decoding.judged
+
+    def lying(*arguments):
+        loss = honest(*arguments)
+        return replace(loss, prefix_hits=loss.prefix_count.expand_as(loss.prefix_hits).clone())
+
+    monkeypatch.setattr(decoding, "judged", lying)
+    code, _, err = slipstream(*arguments(answers, tmp_path / "run", model))
+    said = " ".join(err.split())
+    assert code == 0 and "warning: decoding accepts" in said and "files: eagle3" in said

@@ -1,20 +1,22 @@
-"""`slipstream doctor`: is this environment fit to run?"""
+"""`slipstream doctor`: is this environment fit to run, and does a drafter serve as it trained?"""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
+from json import loads
 from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from slipstream.cli import options as o
-from slipstream.cli.checks import DEFAULT_MODEL
+from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_model, check_name
 from slipstream.cli.output import json_output, quiet_libraries
-from slipstream.errors import SlipstreamError
+from slipstream.errors import SettingError, SlipstreamError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +34,98 @@ class Check:
     detail: str
 
 
-def doctor(json: o.JsonOption = False) -> None:
-    """Check the environment: versions, devices, number types, default model, cache folder."""
+def doctor(
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            "--drafter", metavar="FOLDER|zoo:METHOD", help="Say what is wrong with this drafter."
+        ),
+    ] = None,
+    model: o.ModelOption = DEFAULT_MODEL,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME", help="The drafter's; else its files'.")
+    ] = None,
+    prompts: o.PromptsOption = None,
+    limit: Annotated[int, typer.Option("--limit", help="Prompts to answer.")] = 8,
+    max_new_tokens: o.MaxNewTokensOption = 96,
+    dtype: o.DtypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    threads: o.ThreadsOption = None,
+    json: o.JsonOption = False,
+) -> None:
+    """Check the environment, or with --drafter whether a drafter serves as it was trained.
+
+    A drafter is fed with the target's own features on a few answers and compared with other
+    readings of its files: template, mask, layer ids, norms, RoPE base, vocabulary map, number
+    type, thinking mode, context length. What is wrong is named.
+    """
+    check_name("dtype", dtype, o.DTYPES)
+    for name, value in (("limit", limit), ("max-new-tokens", max_new_tokens)):
+        check_at_least_one(name, value)
+    if drafter is None and (method is not None or prompts is not None):
+        name, value = ("method", method) if method is not None else ("prompts", prompts)
+        raise SettingError(name, value, "nothing without --drafter", "give --drafter FOLDER")
     with json_output(json) as writer:
         quiet_libraries()
-        checks = [look() for look in LOOKS]
+        if drafter is None:
+            checks: Sequence[Any] = [look() for look in LOOKS]
+        else:
+            check_model(model)
+            folder, named = _drafter(drafter, method, model)
+            questions = _questions(prompts, limit)
+            from slipstream.parity.checks import examine
+            from slipstream.target.hf import load_target
+
+            target = load_target(model, dtype=dtype, device=device, threads=threads)
+            asked = [q for q in questions if _fits(target, q, max_new_tokens)]
+            if not asked:
+                raise SettingError(
+                    "prompts", len(questions), f"prompts that fit {model}'s context with an answer",
+                    "give shorter ones with --prompts",
+                )  # fmt: skip
+            checks = examine(target, named, folder, asked, num_tokens=max_new_tokens)
         if json:
             writer.write({"checks": [asdict(check) for check in checks]})
         else:
             _table(checks)
     if not all(check.ok for check in checks):
         raise typer.Exit(1)
+
+
+def _drafter(name: str, method: str | None, model: str) -> tuple[Path, str]:
+    """A drafter's folder and its method: as given, or as its config.json says."""
+    from slipstream import assemble, methods
+
+    folder = assemble.locate(name, method or "eagle3", model)
+    try:
+        config = loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored = (config.get("slipstream") or {}).get("method")
+    except (OSError, ValueError, AttributeError):
+        stored = None
+    record = methods.get(method or stored or "eagle3")
+    if not record.is_trainable:
+        names = ", ".join(m.name for m in methods.all() if m.is_trainable)
+        raise SettingError("method", record.name, f"one with a draft network of its own: {names}")
+    return folder, record.name
+
+
+def _questions(file: Path | None, limit: int) -> list[str]:
+    """User texts of a file, or the shorter ones of a prompt set that ships."""
+    if file is not None:
+        from slipstream.cli.prompts import read_prompts
+
+        return [prompt.turns[0] for prompt in read_prompts(None, file, limit=limit)]
+    from slipstream.bench.tasks import read_task
+
+    return sorted((row.text for row in read_task("mt_bench")), key=len)[:limit]
+
+
+def _fits(target: Any, question: str, num_tokens: int) -> bool:
+    """Whether a prompt and its answer fit the target's context."""
+    tokenizer = target.tokenizer
+    chat = [{"role": "user", "content": question}]
+    ids = tokenizer.encode_chat(chat) if tokenizer.has_template else tokenizer.encode(question)
+    return len(ids) + num_tokens <= target.spec.max_length
 
 
 def _python() -> Check:
@@ -166,7 +249,7 @@ LOOKS: tuple[Callable[[], Check], ...] = (
 )
 
 
-def _table(checks: list[Check]) -> None:
+def _table(checks: Sequence[Any]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

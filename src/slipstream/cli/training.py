@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from slipstream.data.extract import extract_shards
 from slipstream.data.store import Store
 from slipstream.errors import CheckpointError, DataError
 from slipstream.models.readout import Readout
+from slipstream.parity.checks import examine
+from slipstream.parity.decoding import compare
 from slipstream.report.card import read_metrics, write_card
 from slipstream.target.hf import load_target
 from slipstream.train import recipes
@@ -23,12 +25,14 @@ from slipstream.train.checkpoint import provenance, states
 from slipstream.train.config import TrainConfig
 from slipstream.train.feed import Batches
 from slipstream.train.loop import train
+from slipstream.train.objectives.protocol import Objective
 from slipstream.train.recipes.recipe import Checkpoint, Material, Settings
 
 DRAFTER = "drafter"
 PLACES = {"last": DRAFTER, "best": "best", "milestone": "milestones/step-{step:08d}"}
 """Folders of drafters within a run."""
 FEATURES = "features"
+PARITY_PROMPTS = 4  # decoded as chains beside teacher forcing
 HELD_OUT_TOKENS = 32_768  # at most, so that evaluations stay short
 
 
@@ -134,7 +138,8 @@ class Run:
             with tempfile.TemporaryDirectory(dir=self.folder) as place:
                 made = Path(place) / DRAFTER
                 self.recipe.layout.write(checkpoint, made)
-                return decode(self.target, config.method, made, prompts, num_tokens)
+                found = decode(self.target, config.method, made, prompts, num_tokens)
+                return found | self._parity(made, checkpoint, objective, prompts, num_tokens)
 
         def save(kind: str, step: int) -> None:
             folder = self.folder / PLACES[kind].format(step=step)
@@ -163,6 +168,41 @@ class Run:
             "seconds": round(done.seconds, 1),
             "tau": done.last.get("tau"),
         } | {key: value for key, value in done.last.items() if key != "tau"}
+
+    def _parity(
+        self,
+        drafter: Path,
+        checkpoint: Checkpoint,
+        objective: Objective,
+        prompts: list[list[int]],
+        num_tokens: int,
+    ) -> dict[str, Any]:
+        """Chains decoded by the engine beside what the objective says of the same steps."""
+        found = compare(
+            self.target, self.config.method, drafter, checkpoint, objective, self.store.readout(),
+            prompts[:PARITY_PROMPTS], num_tokens=num_tokens,
+        )  # fmt: skip
+        if found is None:
+            return {}
+        if not found.is_kept:
+            checks = examine(self.target, self.config.method, drafter, self._questions(prompts))
+            causes = [f"{c.name}: {c.detail}" for c in checks if not c.ok and c.name != "decoding"]
+            self.say(
+                f"warning: decoding accepts {_listed(found.decoded)} of {found.num_starts} chains "
+                f"by depth, training says {_listed(found.text)} at the same positions (tolerance "
+                f"{found.tolerance:.2f}); "
+                + ("; ".join(causes) or "no reading of the files explains it")
+            )
+        return {
+            "decoded_accuracy": list(found.decoded),
+            "text_accuracy": list(found.text),
+            "is_parity_kept": found.is_kept,
+        }
+
+    def _questions(self, prompts: list[list[int]]) -> list[str]:
+        """User texts to examine the drafter with, as near to the prompts as text can be."""
+        decode = self.target.tokenizer.decode
+        return [text for text in (decode(ids).strip()[-400:] for ids in prompts[:4]) if text]
 
     def _write_cards(self) -> None:
         """Cards with curves for the newest drafter and the best one."""
@@ -280,6 +320,8 @@ class Run:
             method=self.config.method,
             step=step,
             config=self._settings(),
+            template=self.target.tokenizer.fingerprint,
+            template_mode=self.target.tokenizer.template_mode,
             data={
                 "source_sha256": index.source_hash,
                 "texts": len(self.items),
@@ -332,6 +374,10 @@ def decode(
         "reach": [round(value, 4) for value in reach],
         "alpha": [round(value, 4) for value in measures.alpha(reach)],
     }
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
 
 
 def _counted(counts: dict[str, int]) -> str:

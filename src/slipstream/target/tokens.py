@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -35,6 +36,17 @@ class TargetTokenizer:
     def has_template(self) -> bool:
         """True when the model defines how a chat is written."""
         return bool(getattr(self.inner, "chat_template", None))
+
+    @property
+    def template_text(self) -> str:
+        """The chat template itself; empty where there is none."""
+        template = getattr(self.inner, "chat_template", None) or ""
+        return "\n".join(template.values()) if isinstance(template, Mapping) else template
+
+    @property
+    def fingerprint(self) -> str:
+        """Short hash of the chat template, to tell whether it changed since a training."""
+        return hashlib.sha256(self.template_text.encode()).hexdigest()[:12]
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
@@ -71,6 +83,20 @@ class TargetTokenizer:
     def special_ids(self) -> tuple[int, ...]:
         """Ids of every special token and of those that end an answer, ascending."""
         return tuple(sorted({*map(int, self.inner.all_special_ids), *self.eos_ids}))
+
+    @cached_property
+    def spare_ids(self) -> tuple[int, ...]:
+        """Ids of special tokens that neither chats nor the ends of answers use, ascending."""
+        template = str(getattr(self.inner, "chat_template", None) or "")
+        return tuple(
+            sorted(
+                int(number)
+                for number, token in self.inner.added_tokens_decoder.items()
+                if token.special
+                and int(number) not in self.special_ids
+                and token.content not in template
+            )
+        )
 
     @cached_property
     def byte_ids(self) -> tuple[int, ...]:
