@@ -37,6 +37,17 @@ def test_it_accepts_what_either_would() -> None:
     assert tau_of(target, perfect) > 3.8
 
 
+def test_unions_nest() -> None:
+    """Three drafters, each right where the others are wrong: together always right."""
+    target = TableTarget()
+    answers = [PROMPT + target.answer(PROMPT, 90)]
+    places = [[p for p in range(200) if p % 3 != right] for right in range(3)]
+    one, two, three = (OracleDrafter(answers, depth=1, wrong_positions=wrong) for wrong in places)
+    drafter = UnionDrafter(UnionDrafter(one, two, 2), three, 3)
+    assert drafter.name == "oracle+oracle+oracle"
+    assert tau_of(target, drafter) == 79 / 40  # two tokens a pass, the last one alone
+
+
 def test_rows_are_opened_and_closed_in_both() -> None:
     target = TableTarget()
     answers = [PROMPT + target.answer(PROMPT, 30)]

@@ -15,6 +15,8 @@ from slipstream.types import DraftTree, Verdict
 class UnionDrafter:
     """Proposes what either drafter proposes; the first one's nodes come first.
 
+    More than two are nested: a union is a drafter.
+
     Args:
         first: its nodes are kept when the budget is short.
         second: fills the budget up.
@@ -49,7 +51,7 @@ class UnionDrafter:
         """The merged trees."""
         first, second = (drafter.propose(rows) for drafter in self._parts)
         return [
-            union(one, other, min(self._budget, row.max_nodes)) if row.max_nodes else one
+            union([one, other], min(self._budget, row.max_nodes)) if row.max_nodes else one
             for row, one, other in zip(rows, first, second, strict=True)
         ]
 

@@ -1,10 +1,15 @@
-"""Two trees with one root become one: shared prefixes are shared nodes.
+"""Trees with one root become one: shared prefixes are shared nodes.
 
-A union holds nodes that were chosen (at least the choice of what to merge), so it is a chosen
-tree and is verified by `walk`.
+Several drafters, or a drafter and prompt lookup, propose together this way. A union holds nodes
+that were chosen (at least the choice of what to merge), so it is a chosen tree and is verified by
+`walk`.
+
+Paper: Miao et al. 2023, SpecInfer, arXiv:2305.09781, section 3 (merge-based trees).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
@@ -13,38 +18,39 @@ from slipstream.errors import SettingError, ShapeError
 from slipstream.types import DraftTree
 
 
-def union(a: DraftTree, b: DraftTree, budget: int) -> DraftTree:
-    """The nodes of `a`, then those of `b` that `a` lacks, within a budget.
+def union(trees: Sequence[DraftTree], budget: int) -> DraftTree:
+    """The nodes of the first tree, then of each later one those that are lacking, in a budget.
 
-    When not all fit, the nodes of `b` are left out from the deepest up, the less probable of a
-    level first; a node without a known probability counts as certain.
+    When not all fit, the nodes of a later tree are left out from the deepest up, the less
+    probable of a level first; a node without a known probability counts as certain.
 
     Args:
-        a: kept first, in its own order (cut at the budget).
-        b: fills what is left of the budget.
+        trees: one or more; the first is kept in its own order (cut at the budget), the others
+            fill in turn what is left.
         budget: drafted nodes of the result, root not counted.
 
     Returns:
         A chosen tree; `log_probs` are kept where known, NaN where not, None if none are.
 
     Raises:
-        ShapeError: the roots differ, or log_probs are not [N].
+        ShapeError: no tree, the roots differ, or log_probs are not [N].
         SettingError: budget is below 1.
 
     Example:
-        >>> merged = union(DraftTree.chain([5, 6, 7]), DraftTree.chain([5, 6, 8]), budget=9)
+        >>> merged = union([DraftTree.chain([5, 6, 7]), DraftTree.chain([5, 6, 8])], budget=9)
         >>> merged.tokens, merged.parents
         (tensor([5, 6, 7, 8]), tensor([-1,  0,  1,  1]))
     """
     if budget < 1:
         raise SettingError("budget", budget, "1 or more")
-    if int(a.tokens[0]) != int(b.tokens[0]):
-        raise ShapeError(
-            f"union: roots are tokens {int(a.tokens[0])} and {int(b.tokens[0])}, expected one root"
-        )
-    merged = _Merge(int(a.tokens[0]), budget)
-    merged.add(a, order=list(range(1, len(a))))
-    merged.add(b, order=_shallow_and_likely_first(b))
+    roots = [int(tree.tokens[0]) for tree in trees]
+    if len(set(roots)) != 1:
+        found = " and ".join(str(root) for root in roots) or "missing"
+        raise ShapeError(f"union: roots are tokens {found}, expected one root")
+    merged = _Merge(roots[0], budget)
+    for place, tree in enumerate(trees):
+        own_order = list(range(1, len(tree)))
+        merged.add(tree, order=_shallow_and_likely_first(tree) if place else own_order)
     return merged.tree()
 
 
