@@ -399,3 +399,107 @@ def random_eagle3(target: object, *, seed: int = 0, size: int = 61, **shape: obj
     ids = torch.randperm(target.spec.vocab_size, generator=generator)[:size].sort().values
     vocabulary = DraftVocabulary(ids, target.spec.vocab_size)
     return EagleDrafter.from_model(Eagle3Checkpoint(model.eval(), vocabulary), target, **shape)
+
+
+def random_dflash(
+    target: object,
+    *,
+    seed: int = 0,
+    size: int = 61,
+    is_shifted: bool = False,
+    num_layers: int = 2,
+    **shape: object,
+) -> object:
+    """A DFlash drafter with random weights, blocks of 5 and a reduced vocabulary.
+
+    Args:
+        target: a `tiny_target`.
+        seed: of the weights.
+        size: U, draft vocabulary; it holds the mask token, which may still never be drafted.
+        is_shifted: the read-out.
+        num_layers: draft layers.
+        **shape: tree, budget, depth, topk, width, children.
+    """
+    from slipstream.drafters.dflash import DFlashDrafter
+    from slipstream.formats.dflash import DFlashCheckpoint
+    from slipstream.models.dflash import DFlash, DFlashConfig
+    from slipstream.models.vocabulary import DraftVocabulary
+
+    generator = torch.Generator().manual_seed(seed)
+    vocab_size = target.spec.vocab_size
+    ids = torch.randperm(vocab_size, generator=generator)[:size].sort().values
+    config = DFlashConfig(
+        **target.draft_shape(),
+        num_layers=num_layers,
+        draft_vocab_size=size,
+        taps=(1, 2, 3),
+        width=5,
+        mask_token=int(ids[-1]),
+        is_shifted=is_shifted,
+    )
+    model = DFlash(config)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
+    made = DFlashCheckpoint(model.eval().to(target.spec.dtype), DraftVocabulary(ids, vocab_size))
+    drafter = DFlashDrafter.from_model(made, target, **shape)
+    drafter.checkpoint = made
+    return drafter
+
+
+def random_language(
+    target: object, *, seed: int = 0, size: int = 61, num_layers: int = 2, **shape: object
+) -> object:
+    """A draft language model with random weights and a reduced vocabulary for a tiny target.
+
+    Args:
+        target: a `tiny_target`.
+        seed: of the weights.
+        size: U, draft vocabulary.
+        num_layers: draft layers.
+        **shape: tree, budget, depth, topk, children.
+    """
+    from slipstream.drafters.chain import ChainDrafter
+    from slipstream.formats.language import LanguageCheckpoint
+    from slipstream.models.language import Language, LanguageConfig
+
+    sizes = target.draft_shape()
+    del sizes["target_hidden_size"]
+    model = Language(LanguageConfig(**sizes, num_layers=num_layers, draft_vocab_size=size))
+    vocabulary = _randomise(model, target, seed=seed, size=size)
+    return ChainDrafter.from_model(LanguageCheckpoint(model.eval(), vocabulary), target, **shape)
+
+
+def random_medusa(
+    target: object, *, seed: int = 0, size: int = 61, borrows: bool = True, **shape: object
+) -> object:
+    """Four Medusa heads with random weights and a reduced vocabulary for a tiny target.
+
+    Args:
+        target: a `tiny_target`.
+        seed: of the weights.
+        size: U, draft vocabulary.
+        borrows: under the target's head, or heads of their own.
+        **shape: tree, budget, depth, topk.
+    """
+    from slipstream.drafters.medusa import MedusaDrafter
+    from slipstream.formats.medusa import MedusaCheckpoint
+    from slipstream.models.medusa import Medusa, MedusaConfig
+
+    rows, hidden = target.head().shape
+    model = Medusa(MedusaConfig(hidden, 4, 1, rows, size, borrows))
+    vocabulary = _randomise(model, target, seed=seed, size=size)
+    return MedusaDrafter.from_model(MedusaCheckpoint(model.eval(), vocabulary), target, **shape)
+
+
+def _randomise(model: torch.nn.Module, target: object, *, seed: int, size: int) -> object:
+    """Random matrices, and a random draft vocabulary to go with them."""
+    from slipstream.models.vocabulary import DraftVocabulary
+
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
+    vocab_size = target.spec.vocab_size
+    ids = torch.randperm(vocab_size, generator=generator)[:size].sort().values
+    return DraftVocabulary(ids, vocab_size)

@@ -10,7 +10,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fakes import OracleDrafter, RandomDrafter, TableTarget, random_eagle3, tiny_model, tiny_target
+from fakes import (
+    OracleDrafter,
+    RandomDrafter,
+    TableTarget,
+    random_dflash,
+    random_eagle3,
+    random_language,
+    random_medusa,
+    tiny_model,
+    tiny_target,
+)
 from slipstream import methods
 from slipstream.drafters.lookahead import LookaheadDrafter
 from slipstream.drafters.ngram import NgramDrafter
@@ -75,6 +85,15 @@ def network_drafters(target: object, answers: list[list[int]]) -> dict[str, obje
     found = {name: drafters(answers)[name] for name in chosen}
     for tree in methods.get("eagle3").trees:
         found[f"eagle3-{tree}"] = random_eagle3(target, tree=tree)
+    for tree in methods.get("dflash").trees:
+        found[f"dflash-{tree}"] = random_dflash(target, tree=tree)
+    for tree in methods.get("medusa").trees:
+        found[f"medusa-{tree}"] = random_medusa(target, tree=tree)
+    for method in ("chain", "specinfer", "sequoia"):  # one drafter: a tree is tried once
+        for tree in methods.get(method).trees:
+            if method != "chain" and tree != methods.get(method).tree:
+                continue
+            found[f"{method}-{tree}"] = random_language(target, tree=tree, budget=7, topk=3)
     found["eagle3+lookup"] = UnionDrafter(random_eagle3(target), NgramDrafter(), 16)
     found["lookahead+lookup"] = UnionDrafter(LookaheadDrafter(), NgramDrafter(), 25)
     found["half+lookup"] = UnionDrafter(found["half-tree"], NgramDrafter(), 12)

@@ -59,6 +59,7 @@ def material(target, store):
         readout=store.readout(),
         counts=store.supervised_counts()[: target.spec.vocab_size],
         always=(*target.spec.eos_ids, *target.tokenizer.special_ids),
+        spare=target.tokenizer.spare_ids,
         layer_weights=target.layer_weights,
         final_norm=target.final_norm(),
         generator=torch.Generator().manual_seed(0),

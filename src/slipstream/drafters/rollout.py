@@ -274,7 +274,7 @@ class Rollout:
             mask = mask.to(self._network.device)
         device = self._network.device
         return self._network.step(
-            tokens.to(device), inputs, positions.to(device), _CachedAttention(self._cache, mask)
+            tokens.to(device), inputs, positions.to(device), CachedAttention(self._cache, mask)
         )
 
     def _new_cache(self, num_rows: int, max_length: int) -> SlotCache:
@@ -327,7 +327,7 @@ class _Growth:
         self.hidden = own
 
 
-class _CachedAttention:
+class CachedAttention:
     """Attention of one pass over the slots of a cache; counts the layers as they call.
 
     Args:

@@ -8,12 +8,13 @@ what each block may see.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-GROUP = 32  # blocks attended together
+GROUP = 8  # blocks attended together
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class _Group:
 
 class BlockAttention:
     """What the slots of blocks see: their text strictly before the anchor, and their own block.
+
+    An object serves one pass of a network: it counts the layers as they call.
 
     Args:
         context: per layer, keys and values [1, Hkv, P, C] of the texts laid end to end.
@@ -44,13 +47,13 @@ class BlockAttention:
         *,
         group: int = GROUP,
     ) -> None:
-        self.context, self.width = context, width
+        self._context = iter(context)
         self.groups = _groups(number, anchors, width, group)
         self.sizes = [g.num_blocks * width for g in self.groups]
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """[1, H, A*W, C] queries, [1, Hkv, A*W, C] keys and values of the slots."""
-        text_keys, text_values = self.context[layer]
+        text_keys, text_values = next(self._context)
         num_kv_heads, size = k.shape[1], k.shape[3]
         folds = q.shape[1] // num_kv_heads  # query heads that share a key head
         parts = []
@@ -79,7 +82,7 @@ def _groups(number: Tensor, anchors: Tensor, width: int, most: int) -> list[_Gro
         if i == len(texts) or texts[i] != texts[i - 1] or i - bounds[-1] == most:
             bounds.append(i)
     groups = []
-    for first, end in zip(bounds, bounds[1:], strict=False):
+    for first, end in pairwise(bounds):
         here = anchors[first:end]
         start, stop = starts[texts[first]], int(here[-1])
         before = torch.arange(start, stop) < here[:, None]  # [G, stop - start]

@@ -3,9 +3,9 @@
 Paper: Chen et al. 2026, DFlash, arXiv:2602.06036, section 4 (anchors, mask, decayed loss); D-PACE,
 arXiv:2605.18810 (weights by expected acceptance).
 Differs: labels are the target's distributions at the supervised positions, mixed with its own
-choice as far as `hard` says, where the paper has the text's tokens; attention is computed anchor
-group by anchor group, never over all blocks at once; anchors are keyed by the batch's number, so
-that runs resume bit for bit; with more than one round, later anchors lie where the drafter would stop.
+choice as far as `hard` says, where the paper has the text's tokens; attention is computed group of
+anchors by group, never over all blocks at once; anchors are keyed by the batch's number, so that
+runs resume bit for bit; with more than one round, later anchors lie where the drafter would stop.
 
 A block at anchor t sees the fused features of its own text strictly before t, which is what
 exists when t is the last emitted token, and its own slots in both directions; nothing else.

@@ -51,6 +51,7 @@ class Material:
         readout: the target's frozen embedding and head, float32.
         counts: [V] int64, how often each id is supervised in the training data.
         always: ids that a reduced vocabulary must hold (special and byte tokens, ends of turn).
+        spare: ids of special tokens that no chat and no end of an answer uses, ascending.
         layer_weights: state of a decoder layer of the target by index, Hugging Face names.
         final_norm: [D], the target's final norm, or None.
         generator: of everything random in the first weights.
@@ -64,6 +65,7 @@ class Material:
     readout: Readout
     counts: Tensor
     always: tuple[int, ...]
+    spare: tuple[int, ...]
     layer_weights: Callable[[int], Mapping[str, Tensor]]
     final_norm: Tensor | None
     generator: torch.Generator

@@ -1,0 +1,347 @@
+"""DFlash: one denoised block a turn, as a chain or as a tree over its marginals.
+
+Paper: Chen et al. 2026, DFlash, arXiv:2602.06036, section 4; Ringel and Romano 2026, DDTree,
+arXiv:2604.12989 (the best-first tree over the same block).
+Differs: rows of any length share a pass; above temperature 0 children are chosen with the
+target's noise or drawn from the slots' own distributions, never argmax drafts under a p/q test.
+
+What the cache holds for a row of n tokens (root x[n-1], the block's anchor):
+
+    context 0..n-2       keys and values of every layer, made once of the features of verified
+                         positions, at their own positions
+    the block            slots at positions n-1, n, ..., written past the context and forgotten
+
+A position's features exist only once the target has passed over it, so no key ever stems from an
+unverified token.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from slipstream.cache import SlotCache
+from slipstream.drafters.candidates import Candidates, pick
+from slipstream.drafters.protocol import Row
+from slipstream.drafters.rollout import CachedAttention
+from slipstream.errors import SettingError
+from slipstream.formats import dflash
+from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.target.packed import PackedLinear, can_pack, pack_linears
+from slipstream.target.protocol import Target
+from slipstream.trees import kinds
+from slipstream.trees.best_first import from_marginals
+from slipstream.trees.kinds import Kind
+from slipstream.types import DraftTree, Verdict
+
+CHUNK = 512  # positions of a prompt taken at once
+ROOM = 256  # slots the cache grows by
+
+
+class DFlashDrafter:
+    """Drafts with a DFlash network; see the module's text.
+
+    Args:
+        checkpoint: network and draft vocabulary.
+        target: whose embedding and head are borrowed; over a reduced draft vocabulary some rows
+            of the head are read, q is their softmax, and ids outside have q = 0.
+        kind: of tree.
+        is_marginal: grow the tree by the heap over marginals; `kind` says how large.
+        depth: of the deepest node.
+        budget: drafted nodes.
+        width: slots of a block, at most what the network was trained on.
+        children: how a node's children come about, see `drafters.candidates`.
+    """
+
+    name = "dflash"
+
+    def __init__(
+        self,
+        checkpoint: DFlashCheckpoint,
+        target: Target,
+        kind: Kind,
+        *,
+        is_marginal: bool,
+        depth: int,
+        budget: int,
+        width: int,
+        children: str = "chosen",
+    ) -> None:
+        config, spec = checkpoint.model.config, target.spec
+        self.taps = config.taps
+        self.width = width
+        self._network = BlockNetwork(checkpoint, target)
+        self._kind, self._is_marginal, self._children = kind, is_marginal, children
+        self._depth, self._budget = min(depth, config.num_drafts(width)), budget
+        self._target_ids = checkpoint.vocabulary.target_ids.to(spec.device)
+        self._vocab_size = spec.vocab_size
+        self._slots: dict[int, int] = {}
+        self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
+        self._cache = self._network.new_cache(1, ROOM)
+        self._free = [0]
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        folder: Path | str,
+        target: Target,
+        *,
+        tree: str = "chain",
+        budget: int = 7,
+        depth: int = 7,
+        topk: int = 1,
+        width: int | None = None,
+        children: str = "chosen",
+    ) -> DFlashDrafter:
+        """Read a checkpoint and fit it to a target.
+
+        Args:
+            folder: of the checkpoint.
+            target: whose text is drafted.
+            tree: kind of tree, see `trees.kinds`.
+            budget: drafted nodes.
+            depth: of the deepest node; the block's drafts cap it.
+            topk: children considered per node.
+            width: slots of a block; None takes what the network was trained on.
+            children: how they come about, see `drafters.candidates`.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+            DrafterMismatchError: it was made for another target.
+            SettingError: a block wider than the trained one, or the tree is unknown.
+        """
+        checkpoint = dflash.read(Path(folder), target_layers=target.spec.num_layers)
+        return cls.from_model(
+            checkpoint,
+            target,
+            tree=tree,
+            budget=budget,
+            depth=depth,
+            topk=topk,
+            width=width,
+            children=children,
+        )
+
+    @classmethod
+    def from_model(
+        cls,
+        checkpoint: DFlashCheckpoint,
+        target: Target,
+        *,
+        tree: str = "chain",
+        budget: int = 7,
+        depth: int = 7,
+        topk: int = 1,
+        width: int | None = None,
+        children: str = "chosen",
+    ) -> DFlashDrafter:
+        """Fit a network in memory to a target; see `from_checkpoint`."""
+        config, spec = checkpoint.model.config, target.spec
+        dflash.check_target(
+            config,
+            vocab_size=target.embedding().shape[0],
+            hidden_size=spec.hidden_size,
+            num_layers=spec.num_layers,
+            name=spec.name,
+        )
+        least = config.width_for(1)
+        width = config.width if width is None else width
+        if not least <= width <= config.width:
+            raise SettingError(
+                "width",
+                width,
+                f"{least}..{config.width}, the blocks it was trained on",
+                "leave width out for the widest",
+            )
+        size = len(checkpoint.vocabulary)
+        kind = kinds.make(tree, budget=budget, depth=depth, topk=min(topk, size))
+        return cls(
+            checkpoint,
+            target,
+            kind,
+            is_marginal=tree == "best-first",
+            depth=depth,
+            budget=budget,
+            width=width,
+            children=children,
+        )
+
+    def open(self, row: Row, features: Tensor | None) -> None:
+        """Take the prompt's features into the cache."""
+        assert features is not None, "the engine gives features for our taps"
+        if not self._free:
+            self._enlarge(self._cache.num_rows * 2, self._cache.max_length)
+        slot = self._slots[row.key] = self._free.pop()
+        self._cache.reset(slot)
+        for part in features.split(CHUNK):
+            self._take([slot], [part])
+        self._pending[row.key] = features[:0]
+
+    def observe(self, row: Row, verdict: Verdict, features: Tensor | None) -> None:
+        """Remember the verified features; they enter the cache with the next proposal."""
+        assert features is not None, "the engine gives features for our taps"
+        pending = self._pending[row.key]
+        self._pending[row.key] = torch.cat([pending, features]) if len(pending) else features
+
+    def close(self, row: Row) -> None:
+        """Free the row."""
+        slot = self._slots.pop(row.key, None)
+        self._pending.pop(row.key, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    @torch.no_grad()
+    def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
+        """One tree per row, of one pass over all rows' blocks."""
+        drafting = [row for row in rows if row.max_depth >= 1 and row.max_nodes >= 1]
+        trees = {row.key: DraftTree.chain([row.tokens[-1]]) for row in rows}
+        if drafting:
+            behind = [row for row in drafting if len(self._pending[row.key])]
+            if behind:
+                self._take(
+                    [self._slots[row.key] for row in behind],
+                    [self._pending[row.key] for row in behind],
+                )
+                for row in behind:
+                    self._pending[row.key] = self._pending[row.key][:0]
+            for row, logits in zip(drafting, self._denoise(drafting), strict=True):
+                trees[row.key] = self._tree(row, logits)
+        return [trees[row.key] for row in rows]
+
+    def _take(self, slots: list[int], features: list[Tensor]) -> None:
+        """Keys and values of newly verified positions, committed at once."""
+        counts = [len(part) for part in features]
+        lengths = [self._cache.lengths[slot] for slot in slots]
+        self._make_room(slots, counts)
+        self._cache.begin(slots, counts)
+        positions = torch.tensor(lengths)[:, None] + torch.arange(max(counts))
+        padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)  # [B, P, K*D]
+        for layer, (keys, values) in enumerate(self._network.context(padded, positions)):
+            self._cache.update(keys, values, layer)
+        for slot, count in zip(slots, counts, strict=True):
+            self._cache.commit(slot, range(count))
+
+    def _denoise(self, rows: list[Row]) -> Tensor:
+        """[B, J, U] logits of every drafted token of the rows' blocks."""
+        slots, width = [self._slots[row.key] for row in rows], self.width
+        self._make_room(slots, [width] * len(slots))
+        lengths = [self._cache.lengths[slot] for slot in slots]
+        used = self._cache.begin(slots, [width] * len(slots))
+        mask = None
+        if len(set(lengths)) > 1:  # equally long rows see all that is read
+            beyond = torch.arange(used) >= torch.tensor(lengths)[:, None] + width  # [B, used]
+            mask = self._network.hide(beyond)[:, None].expand(-1, width, -1)
+        anchors = torch.tensor([row.tokens[-1] for row in rows])
+        positions = torch.tensor(lengths)[:, None] + torch.arange(width)
+        logits = self._network(anchors, positions, width, CachedAttention(self._cache, mask))
+        for slot in slots:
+            self._cache.rollback(slot)
+        return logits
+
+    def _tree(self, row: Row, logits: Tensor) -> DraftTree:
+        """The tree of one row's block [J, U]."""
+        depth = min(self._depth, row.max_depth)
+        if self._is_marginal and self._children == "chosen":
+            budget = min(self._budget, row.max_nodes)
+            levels = [self._pick(row, logits, level, (budget,)) for level in range(depth)]
+            log_probs = torch.cat([level.log_probs for level in levels])
+            tokens = torch.cat([level.tokens for level in levels])
+            return from_marginals(row.tokens[-1], log_probs, tokens, budget)
+        builder = self._kind.build(depth, row.max_nodes)
+        builder.start(row.tokens[-1])
+        frontier, level = True, 0
+        while frontier is not None:
+            offered = self._pick(row, logits, level, builder.num_children)
+            frontier = builder.grow(offered.log_probs, offered.tokens, offered.drawn)
+            level += 1
+        return builder.finish()
+
+    def _pick(self, row: Row, logits: Tensor, level: int, counts: tuple[int, ...]) -> Candidates:
+        """Children of a frontier at this depth: every node has the slot's own distribution."""
+        return pick(
+            logits[level].expand(len(counts), -1),
+            children=self._children,
+            counts=counts,
+            sampler=row.sampler,
+            position=len(row.tokens) + level,
+            target_ids=self._target_ids,
+            vocab_size=self._vocab_size,
+        )
+
+    def _make_room(self, slots: list[int], widths: list[int]) -> None:
+        needed = max(self._cache.lengths[s] + w for s, w in zip(slots, widths, strict=True))
+        if needed > self._cache.max_length:
+            self._enlarge(self._cache.num_rows, needed + ROOM)
+
+    def _enlarge(self, num_rows: int, max_length: int) -> None:
+        """A larger cache with the same contents."""
+        old = self._cache
+        new = self._network.new_cache(num_rows, max(max_length, old.max_length))
+        new.keys[:, : old.num_rows, :, : old.max_length] = old.keys
+        new.values[:, : old.num_rows, :, : old.max_length] = old.values
+        for slot, length in enumerate(old.lengths):
+            new.begin([slot], [length])
+            new.commit(slot, range(length))
+        self._free.extend(range(old.num_rows, num_rows))
+        self._cache = new
+
+
+class BlockNetwork:
+    """A DFlash network for drafting: frozen, packed, with what it borrows from its target.
+
+    Args:
+        checkpoint: network and draft vocabulary; the network is copied.
+        target: gives embedding, head, number type and device.
+    """
+
+    def __init__(self, checkpoint: DFlashCheckpoint, target: Target) -> None:
+        model, vocabulary = checkpoint.model, checkpoint.vocabulary
+        self.dtype, self.device = target.spec.dtype, target.spec.device
+        self._model = copy.deepcopy(model).to(self.device, self.dtype).eval().requires_grad_(False)
+        self._model.frequencies = model.frequencies.to(self.device)  # stay float32
+        self._embedding = target.embedding()
+        head = target.head()
+        head = head if vocabulary.is_full else head[vocabulary.target_ids.to(head.device)]
+        head = head.to(self.device, self.dtype)
+        packs = can_pack(self.dtype, self.device)
+        self._head = PackedLinear(head) if packs else partial(F.linear, weight=head)
+        mask_token = model.config.mask_token
+        ids = vocabulary.target_ids
+        self._never = (ids == mask_token).nonzero()[:, 0].to(self.device)  # draft ids, at most one
+        if packs:
+            pack_linears(self._model)
+
+    def new_cache(self, num_rows: int, max_length: int) -> SlotCache:
+        """An empty cache for the keys and values of all layers."""
+        config = self._model.config
+        return SlotCache(
+            config.num_layers, num_rows, config.num_kv_heads, config.head_size, max_length,
+            self.dtype, self.device,
+        )  # fmt: skip
+
+    def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [B, Hkv, P, C] of each layer, of features [B, P, K*D]."""
+        fused = self._model.fuse(features.to(self.device, self.dtype))
+        return self._model.context(fused, positions.to(self.device))
+
+    def hide(self, hidden: Tensor) -> Tensor:
+        """What is added to scores: the lowest number where True, else 0."""
+        added = torch.zeros(hidden.shape, dtype=self.dtype)
+        return added.masked_fill(hidden, torch.finfo(self.dtype).min).to(self.device)
+
+    def __call__(
+        self, anchors: Tensor, positions: Tensor, width: int, attend: CachedAttention
+    ) -> Tensor:
+        """[B, J, U] float logits of the blocks that start at anchors [B]; never the mask token."""
+        tokens = self._model.block(anchors.to(self.device), width)
+        embedded = F.embedding(tokens, self._embedding).to(self.dtype)
+        states = self._model.denoise(embedded, positions.to(self.device), attend)
+        logits = self._head(self._model.read_out(states)).float()
+        logits[..., self._never] = float("-inf")
+        return logits

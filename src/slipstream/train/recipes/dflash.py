@@ -1,0 +1,132 @@
+"""DFlash's recipe: layers that start as the target's last ones, trained on masked blocks.
+
+Paper: Chen et al. 2026, DFlash, arXiv:2602.06036, section 4.
+Differs: warm first weights, a head over the data's most frequent ids and labels from the target's
+distributions, because the training budget here is a thousandth of the paper's.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+
+from slipstream.formats import dflash
+from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.models.dflash import DFlash, DFlashConfig, choose_mask_token, default_taps
+from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.train.objectives.dflash import BlockDiffusion
+from slipstream.train.recipes.recipe import Material, Recipe, Settings
+
+
+class DFlashSettings(Settings):
+    """What `dflash` can be told beside `TrainConfig`."""
+
+    width: int = Field(8, ge=2, le=64, description="slots of a block, anchor included")
+    num_layers: int = Field(5, ge=1, le=16)
+    is_shifted: bool = Field(False, description="slot j says the token after its own (DSpark)")
+    draft_vocab_size: int = Field(12_288, ge=1)
+    intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
+    initial: Literal["target", "random"] = "target"
+    taps: tuple[int, ...] | None = Field(None, description="None: the paper's five")
+    mask_token: int | None = Field(None, ge=0, description="None: a spare id of the tokenizer")
+    density: float = Field(1.0, gt=0, le=16, description="block slots per token of the texts")
+    gamma: float = Field(4.0, gt=0, description="slot j weighs exp(-(j-1)/gamma)")
+    weighting: Literal["decay", "pace"] = "decay"
+    hard: float = Field(0.0, ge=0, le=1, description="share of the target's choice in the labels")
+    rounds: int = Field(1, ge=1, le=8, description="simulated rounds of drafting")
+    anchor_seed: int = Field(0, ge=0, lt=2**32)
+
+
+def choose_taps(settings: DFlashSettings, num_layers: int) -> tuple[int, ...]:
+    """The paper's taps unless told otherwise."""
+    return default_taps(num_layers) if settings.taps is None else settings.taps
+
+
+def make(material: Material, settings: DFlashSettings) -> DFlashCheckpoint:
+    """A network over the data's most frequent ids, whose layers start as the target's last.
+
+    Raises:
+        SettingError: the target has no id for the mask token, or the draft vocabulary is too
+            small for the ids it must hold.
+    """
+    rows, vocab_size = material.readout.embedding.shape[0], len(material.counts)
+    mask_token = settings.mask_token
+    if mask_token is None:
+        mask_token = choose_mask_token(
+            material.spare, vocab_size=vocab_size, num_rows=rows, name=material.name
+        )
+    vocabulary = DraftVocabulary.from_counts(
+        material.counts, min(settings.draft_vocab_size, vocab_size), always=material.always
+    )
+    vocabulary = DraftVocabulary(vocabulary.target_ids, rows)
+    shape = dict(material.shape)
+    if settings.intermediate_size is not None:
+        shape["intermediate_size"] = settings.intermediate_size
+    config = DFlashConfig(
+        **shape,
+        num_layers=settings.num_layers,
+        draft_vocab_size=len(vocabulary),
+        taps=material.taps,
+        width=settings.width,
+        mask_token=mask_token,
+        is_shifted=settings.is_shifted,
+        max_length=material.max_length,
+    )
+    model = DFlash(config)
+    initialise(model, material, is_warm=settings.initial == "target")
+    return DFlashCheckpoint(model, vocabulary)
+
+
+@torch.no_grad()
+def initialise(model: DFlash, material: Material, *, is_warm: bool) -> None:
+    """Fill a fresh network in place: from the target's last layers where shapes allow.
+
+    The highest tap passes through the fusion, so that keys and values begin as the target's own.
+    """
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.normal_(0, 0.02, generator=material.generator)
+    if not is_warm:
+        return
+    count = min(len(model.layers), material.num_layers)
+    for index, layer in enumerate(model.layers):
+        theirs = material.layer_weights(max(0, index - len(model.layers) + count) - count)
+        for name, ours in layer.named_parameters():
+            given = theirs.get(name)
+            if given is not None and given.shape == ours.shape:
+                ours.copy_(given)
+    if material.final_norm is not None and material.final_norm.shape == model.norm.weight.shape:
+        model.norm.weight.copy_(material.final_norm)
+    hidden = model.config.hidden_size
+    if model.config.target_hidden_size == hidden:
+        last = (len(model.config.taps) - 1) * hidden
+        model.fc.weight.mul_(0.25)
+        model.fc.weight[:, last:] += torch.eye(hidden)
+
+
+def objective(checkpoint: DFlashCheckpoint, settings: DFlashSettings) -> BlockDiffusion:
+    """Masked blocks over the checkpoint's vocabulary."""
+    return BlockDiffusion(
+        checkpoint.vocabulary,
+        density=settings.density,
+        gamma=settings.gamma,
+        weighting=settings.weighting,
+        hard=settings.hard,
+        rounds=settings.rounds,
+        seed=settings.anchor_seed,
+    )
+
+
+DFLASH = Recipe(
+    settings=DFlashSettings,
+    network_settings=(
+        "width", "num_layers", "is_shifted", "draft_vocab_size", "intermediate_size", "initial",
+        "taps", "mask_token",
+    ),
+    taps=choose_taps,
+    make=make,
+    objective=objective,
+    layout=dflash,
+)  # fmt: skip
