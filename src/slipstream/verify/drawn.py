@@ -69,7 +69,7 @@ def judge(
 
     @cache
     def draft_probs(node: int) -> Tensor:
-        assert tree.draft_probs is not None, f"{name} asks for the q of chosen nodes"
+        assert tree.draft_probs is not None, "a rule for chosen nodes asked for q"
         return _summing_to_one(tree.draft_probs[node])
 
     return rule(tree, target_probs, draft_probs, GeneratorChance(sampler.generator("verify")))
@@ -92,10 +92,8 @@ def _check_made(name: str, tree: DraftTree, logits: Tensor, made: str) -> None:
     if made == "distinct":
         _check_distinct(name, tree)
     if tree.draft_probs is None:
-        if not any(drawn):
-            return
         raise VerifierMismatchError(
-            f"verifier '{name}' got a drawn tree without draft_probs, expected [N, V]", hint
+            f"verifier '{name}' got a tree without draft_probs, expected [N, V]", hint
         )
     if tree.draft_probs.dtype not in (torch.float32, torch.float64):
         raise VerifierMismatchError(
