@@ -14,6 +14,7 @@ import torch
 
 from fakes import tiny_model
 from slipstream.target.hf import HFTarget
+from slipstream.trees import kinds
 from slipstream.trees.mask import Layout, ancestors
 from slipstream.types import DraftTree
 
@@ -49,7 +50,7 @@ MODELS = {
 }
 
 
-PASSES = {"stock": False, "fused": True}
+PASSES = ("stock", "fused")
 
 
 def pair(name: str, way: str = "stock") -> tuple[HFTarget, torch.nn.Module]:
@@ -62,7 +63,7 @@ def pair(name: str, way: str = "stock") -> tuple[HFTarget, torch.nn.Module]:
                 value.normal_(std=0.5)
     plain = copy.deepcopy(model)
     plain.set_attn_implementation("eager")
-    return HFTarget(model, fused=PASSES[way]), plain
+    return HFTarget(model, decoder=way), plain
 
 
 def random_tree(rng: random.Random, num_nodes: int, max_depth: int, root: int) -> DraftTree:
@@ -156,6 +157,27 @@ def test_tree_pass_equals_one_pass_per_path(name: str, seed: int, way: str) -> N
     cache.commit(0, range(len(prompt)))
     output = target.forward([tree], cache, [0])
     assert output.logits.shape == (1, len(tree), 97)
+    assert_same(output.logits[0], node_logits(plain, prompt, tree))
+
+
+@pytest.mark.parametrize("tree_kind", kinds.KINDS)
+@pytest.mark.parametrize("name", ["llama", "mistral-window"])
+def test_every_kind_of_tree_equals_one_pass_per_path(name: str, tree_kind: str) -> None:
+    """As its builder grows it, with siblings, levels and nodes in its own order."""
+    target, plain = pair(name, "fused")
+    generator = torch.Generator().manual_seed(3)
+    kind = kinds.make(tree_kind, budget=24, depth=5, topk=3)
+    builder = kind.build(5, 24)
+    builder.start(9)
+    while builder.num_children:
+        logits = 2 * torch.randn(len(builder.num_children), 97, generator=generator)
+        builder.grow(*logits.log_softmax(-1).topk(kind.topk))
+    tree = builder.finish()
+    prompt = [5, 6, 7, 11, 2, 3]
+    cache = target.new_cache(1, 64)
+    target.forward([DraftTree.chain(prompt)], cache, [0], last_only=True)
+    cache.commit(0, range(len(prompt)))
+    output = target.forward([tree], cache, [0])
     assert_same(output.logits[0], node_logits(plain, prompt, tree))
 
 
