@@ -21,9 +21,10 @@ def plainly(hidden, weight, probs, rows, row_weights=None):
     )
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 256])
+@pytest.mark.parametrize(("block", "chunk"), [(1, 1), (4, 3), (8, 4), (256, 256)])
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_equals_the_plain_loss_and_its_gradients(monkeypatch, chunk, is_weighted):
+def test_equals_the_plain_loss_and_its_gradients(monkeypatch, block, chunk, is_weighted):
+    monkeypatch.setattr(module, "BLOCK", block)
     monkeypatch.setattr(module, "CHUNK", chunk)
     hidden, weight, probs, rows = numbers()
     row_weights = torch.rand(len(rows), dtype=torch.float64) if is_weighted else None

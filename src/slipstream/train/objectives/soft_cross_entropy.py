@@ -1,7 +1,7 @@
 """Cross-entropy of a draft head against the target's distribution, without storing its logits.
 
 A head over thousands of ids makes logits that are far larger than everything else in a batch.
-Rows are taken a chunk at a time: logits, loss, and at once the gradient softmax(z) - p, which is
+Rows are taken a block at a time: logits, loss, and at once the gradient softmax(z) - p, which is
 multiplied into the gradients of the hidden states and of the head and then forgotten. The result
 equals the plain computation; memory does not grow with the number of rows.
 """
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 256  # rows whose logits exist at once
+BLOCK = 2048  # rows whose logits exist at once: enough for efficient products
+CHUNK = 32  # rows in float32 at a time, so that they stay in the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +77,27 @@ class _SoftCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=hidden.device)
         choices = []
         with torch.autocast(device, enabled=False):
-            for start in range(0, len(rows), CHUNK):
-                here = slice(start, start + CHUNK)
-                x = inputs[here]
-                logits = (x @ head.T).to(wide)
-                choice = logits.argmax(-1, keepdim=True)
-                choices.append(choice[:, 0])
-                p = probs.index_select(0, rows[here]).to(wide)
-                q = logits.softmax(-1)
-                # log of the normaliser, from the likeliest id: one softmax serves loss and gradient
-                log_mass = (logits.gather(-1, choice) - q.gather(-1, choice).log())[:, 0]
-                share = shares[here].to(wide)
-                total += (share * (log_mass - torch.linalg.vecdot(p, logits))).sum()
-                if not (wants_hidden or wants_weight):
-                    continue
-                grad = q.sub_(p).mul_(share[:, None]).to(dtype)
+            for first in range(0, len(rows), BLOCK):
+                block = slice(first, first + BLOCK)
+                x = inputs[block]
+                scores = x @ head.T  # logits; each is replaced by its gradient once it is used
+                for start in range(0, len(x), CHUNK):
+                    here = slice(start, start + CHUNK)
+                    logits = scores[here].to(wide)
+                    choice = logits.argmax(-1, keepdim=True)
+                    choices.append(choice[:, 0])
+                    p = probs.index_select(0, rows[block][here]).to(wide)
+                    q = logits.softmax(-1)
+                    # log of the normaliser from the likeliest id: one softmax serves both
+                    log_mass = (logits.gather(-1, choice) - q.gather(-1, choice).log())[:, 0]
+                    share = shares[block][here].to(wide)
+                    total += (share * (log_mass - torch.linalg.vecdot(p, logits))).sum()
+                    if wants_hidden or wants_weight:
+                        scores[here] = q.sub_(p).mul_(share[:, None])
                 if wants_hidden:
-                    grad_hidden[here] = grad @ head
+                    grad_hidden[block] = scores @ head
                 if wants_weight:
-                    grad_weight += grad.T @ x
+                    grad_weight += scores.T @ x
         ctx.save_for_backward(
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             None if grad_weight is None else grad_weight.to(weight.dtype),
