@@ -128,6 +128,10 @@ def extract(
     loops: Annotated[
         str, typer.Option("--loops", help="Repetition loops at an answer's end: keep, cut, drop.")
     ] = "cut",
+    last_turn_only: LastTurnOption = False,
+    bits: Annotated[
+        int, typer.Option("--bits", help="Of a stored hidden value: 16, or 8 for half the disk.")
+    ] = 16,
     skip: Annotated[int, typer.Option("--skip", help="Leave out this many rows first.")] = 0,
     limit: o.LimitOption = None,
     resume: ResumeOption = False,
@@ -141,6 +145,8 @@ def extract(
     check_name("loops", loops, ("cut", "drop", "keep"))
     for name, value in (("limit", limit), ("max-prompt", max_prompt), ("threads", threads)):
         check_at_least_one(name, value)
+    if bits not in (8, 16):
+        raise SettingError("bits", bits, "8 or 16")
     if skip < 0:
         raise SettingError("skip", skip, "0 or more")
     if max_length < 2:
@@ -167,7 +173,10 @@ def extract(
             limit=limit,
             skip=skip,
             loops=loops,
+            last_turn_only=last_turn_only,
+            bits=bits,
             resume=resume,
+            on_estimate=lambda plan: console().print(inspection.tell_estimate(plan, output)),
             on_progress=lambda rows, total, _tokens, _seconds: update(rows, total),
         )
         if json:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from slipstream.data.coverage import Coverage
+    from slipstream.data.extract import Estimate
     from slipstream.data.likelihood import Likelihood
     from slipstream.data.supervise import Supervised
     from slipstream.target.tokens import TargetTokenizer
@@ -45,6 +47,17 @@ def as_json(
             for row, m in coverage.shown
         ],
     }
+
+
+def tell_estimate(plan: Estimate, folder: Path) -> str:
+    """What an extraction will take, for people, before it begins."""
+    free = shutil.disk_usage(folder).free
+    minutes = plan.seconds / 60
+    return (
+        f"{plan.rows:,} texts, {plan.tokens:,} tokens: {plan.bytes / 1e9:.2f} GB "
+        f"({free / 1e9:.0f} GB free), about "
+        + (f"{plan.seconds:.0f} s" if plan.seconds < 90 else f"{minutes:.0f} min")
+    )
 
 
 def _spans(tokenizer: TargetTokenizer, made: Supervised) -> list[tuple[str, bool]]:

@@ -84,6 +84,12 @@ def train(
     loops: Annotated[
         str, typer.Option("--loops", help="Repetition loops at an answer's end: keep, cut, drop.")
     ] = "cut",
+    last_turn_only: Annotated[
+        bool, typer.Option("--last-turn-only", help="Learn from the last answer of a row only.")
+    ] = False,
+    online: Annotated[
+        bool, typer.Option("--online", help="Compute features as it trains; nothing on disk.")
+    ] = False,
     limit: o.LimitOption = None,
     seed: o.SeedOption = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing output.")] = False,
@@ -117,7 +123,7 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"  # as `torchrun` and `accelerate launch` say
     if is_main:
         check_output_folder(output, resume=resume)
-    _check_shared(data)
+    _check_shared(data, is_online=online)
     start_from = None if drafter is None else str(assemble.locate(drafter, method, model))
     wishes = {
         "num_unrolled": num_unrolled, "draft_vocab_size": draft_vocab_size, "initial": initial,
@@ -150,11 +156,13 @@ def train(
             is_main=is_main,
         )
         with progress_bar("extracting", is_shown=is_main) as update:
-            run.extract(
+            run.open(
                 data,
+                is_online=online,
                 limit=limit,
                 max_prompt=max_prompt,
                 loops=loops,
+                last_turn_only=last_turn_only,
                 resume=resume,
                 on_progress=lambda done, total, _tokens, _seconds: update(done, total),
             )
@@ -183,8 +191,14 @@ def _check_trainable(method: str) -> None:
         raise SettingError("method", method, f"one that is trained: {names}")
 
 
-def _check_shared(data: Path) -> None:
+def _check_shared(data: Path, *, is_online: bool) -> None:
     """Raises SettingError when several processes would all take the features of one file."""
+    if is_online and data.is_dir():
+        raise SettingError(
+            "online", "on", "off with a feature store", "give the JSONL file, or leave --online out"
+        )
+    if is_online:
+        return
     if os.environ.get("WORLD_SIZE", "1") != "1" and not data.is_dir():
         raise SettingError(
             "data", data, "a feature store where several processes train",

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from slipstream import assemble
+from slipstream.cli.inspection import tell_estimate
 from slipstream.data.batches import Batch, collate
-from slipstream.data.extract import extract_shards
+from slipstream.data.extract import extract_shards, plan_texts
+from slipstream.data.online import OnlineStore
 from slipstream.data.store import Store
 from slipstream.errors import CheckpointError, DataError
 from slipstream.models.readout import Readout
@@ -71,39 +73,54 @@ class Run:
         self.record = {"model": model, "drafter": drafter} | self._settings()
         self._check_record()
 
-    def extract(
+    def open(
         self,
         data: Path,
         *,
-        limit: int | None,
-        max_prompt: int | None,
-        loops: str,
+        is_online: bool,
         resume: bool,
         on_progress: Callable[[int, int, int, float], None],
+        **making: Any,
     ) -> None:
-        """Open a store, or make one of a data file inside the run's folder."""
-        if not data.is_dir():
-            done = extract_shards(
-                self.target,
-                self.readout,
-                data,
-                self.folder / FEATURES,
-                name=self.target.spec.name,
-                tokenizer=self.target.tokenizer,
-                taps=self.taps,
-                max_length=self.config.max_length,
-                max_prompt=max_prompt,
-                limit=limit,
-                loops=loops,
-                resume=resume,
-                on_progress=on_progress,
+        """Open a store, make one of a data file in the run's folder, or take features as we go.
+
+        Args:
+            data: a store, or a JSONL file.
+            is_online: compute the features of a file as training asks for them.
+            resume: go on in an existing folder.
+            on_progress: see `extract_shards`.
+            **making: see `plan_texts`.
+        """
+        spec, tokenizer = self.target.spec, self.target.tokenizer
+        if is_online:
+            planned = plan_texts(data, tokenizer, max_length=self.config.max_length, **making)
+            self.store: Store | OnlineStore = OnlineStore(
+                self.target, self.readout, planned, name=spec.name, taps=self.taps
             )
-            self.say(
-                f"features: {done.rows} texts, {done.tokens:,} tokens, {done.bytes / 1e9:.2f} GB"
-                f"; {_counted(done.counts)}"
-            )
-            data = self.folder / FEATURES
-        self.store = Store(data, taps=self.taps)
+            self.say(f"features as it trains; {_counted(self.store.index.counts)}")
+        else:
+            if not data.is_dir():
+                folder = self.folder / FEATURES
+                done = extract_shards(
+                    self.target,
+                    self.readout,
+                    data,
+                    folder,
+                    name=spec.name,
+                    tokenizer=tokenizer,
+                    taps=self.taps,
+                    max_length=self.config.max_length,
+                    resume=resume,
+                    on_estimate=lambda plan: self.say(tell_estimate(plan, folder)),
+                    on_progress=on_progress,
+                    **making,
+                )
+                self.say(
+                    f"features: {done.rows} texts, {done.tokens:,} tokens, "
+                    f"{done.bytes / 1e9:.2f} GB; {_counted(done.counts)}"
+                )
+                data = folder
+            self.store = Store(data, taps=self.taps)
         self._check_store(data)
         count = min(self.config.held_out, len(self.store) // 2)
         self.items = range(len(self.store) - count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,8 +27,6 @@ from slipstream.data.store import (
 from slipstream.data.supervise import supervise
 from slipstream.errors import DataError, OutputError
 from slipstream.models.readout import Readout
-
-log = logging.getLogger(__name__)
 
 ROWS_PER_SHARD = 64
 TOKENS_PER_PASS = 2048
@@ -76,6 +73,7 @@ def prepare(
     max_length: int,
     max_prompt: int | None = None,
     loops: str = "cut",
+    last_turn_only: bool = False,
     counts: Counter[str],
 ) -> Text | None:
     """Tokens and mask of one conversation, or None when it teaches nothing.
@@ -86,9 +84,10 @@ def prepare(
         max_length: longer texts are cut, and counted as `over_long`.
         max_prompt: texts whose first supervised token comes later are skipped.
         loops: `keep`, `cut` (from the second period of a repetition loop on) or `drop`.
+        last_turn_only: learn from the last answer only.
         counts: reasons are added here.
     """
-    made = supervise(conversation, tokenizer, max_length=max_length)
+    made = supervise(conversation, tokenizer, max_length=max_length, last_turn_only=last_turn_only)
     tokens, mask = list(made.tokens), list(made.mask)
     if made.is_truncated:
         counts["over_long"] += 1
@@ -112,6 +111,81 @@ def prepare(
     return Text(tokens, mask, greedy=own)
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The texts of a data file, before the target has seen them.
+
+    Args:
+        path: the file.
+        digest: SHA-256 of the file.
+        texts: one per row, None where a row teaches nothing.
+        counts: of what was skipped or cut, by reason.
+        settings: how texts were made of rows.
+    """
+
+    path: Path
+    digest: str
+    texts: list[Text | None]
+    counts: Counter[str]
+    settings: dict[str, Any]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens to take features of."""
+        return sum(len(text.tokens) for text in self.texts if text)
+
+
+def plan_texts(
+    data: Path,
+    tokenizer: object,
+    *,
+    max_length: int = 1024,
+    max_prompt: int | None = None,
+    limit: int | None = None,
+    skip: int = 0,
+    loops: str = "cut",
+    last_turn_only: bool = False,
+) -> Planned:
+    """Tokens and masks of a data file's rows.
+
+    Args:
+        data: JSONL file, any dialect.
+        tokenizer: the target's.
+        max_length: tokens of a text at most.
+        max_prompt: skip texts with a longer prompt.
+        limit: rows of the file at most, after `skip`.
+        skip: rows of the file to leave out at its beginning (held out).
+        loops: `keep`, `cut` or `drop`.
+        last_turn_only: learn from the last answer of a row only.
+
+    Raises:
+        DataError: a row cannot be read, or the file teaches nothing.
+    """
+    counts: Counter[str] = Counter()
+    rows = list(_slice(read_rows(data), skip, limit))
+    making = {"max_length": max_length, "max_prompt": max_prompt, "loops": loops}
+    texts = [
+        prepare(row, tokenizer, **making, last_turn_only=last_turn_only, counts=counts)
+        for row in rows
+    ]
+    settings = making | {"skip": skip} | ({"last_turn_only": True} if last_turn_only else {})
+    digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
+    planned = Planned(Path(data), digest, texts, counts, settings)
+    if not planned.num_tokens:
+        raise DataError(f"{data} has no supervised token in {len(rows)} rows", f"counts: {counts}")
+    return planned
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What an extraction will take: texts and tokens left, exact bytes, seconds by a trial."""
+
+    rows: int
+    tokens: int
+    bytes: int
+    seconds: float
+
+
 def extract_shards(
     target: FeatureSource,
     readout: Readout,
@@ -121,13 +195,11 @@ def extract_shards(
     name: str,
     tokenizer: object,
     taps: tuple[int, ...],
-    max_length: int = 1024,
-    max_prompt: int | None = None,
-    limit: int | None = None,
-    skip: int = 0,
-    loops: str = "cut",
+    bits: int = 16,
     resume: bool = False,
+    on_estimate: Callable[[Estimate], None] | None = None,
     on_progress: Callable[[int, int, int, float], None] | None = None,
+    **making: Any,
 ) -> Extraction:
     """Write the features of a data file's supervised texts; resumes after a kill.
 
@@ -139,42 +211,32 @@ def extract_shards(
         name: the target's name, stored.
         tokenizer: the target's.
         taps: indices into the hidden states.
-        max_length: tokens of a text at most.
-        max_prompt: skip texts with a longer prompt.
-        limit: rows of the file at most, after `skip`.
-        skip: rows of the file to leave out at its beginning (held out).
-        loops: `keep`, `cut` or `drop`.
+        bits: of a stored hidden value, 16 or 8.
         resume: go on in an existing folder.
+        on_estimate: called once before the work, after the disk was found large enough.
         on_progress: called with rows done, rows planned, tokens done, seconds.
+        **making: see `plan_texts`.
 
     Raises:
         OutputError: the folder exists and `resume` is off, or the disk is too small.
         DataError: the file teaches nothing, or the folder was made from another file or with
             other settings (`limit` may change).
     """
-    counts: Counter[str] = Counter()
-    rows = list(_slice(read_rows(data), skip, limit))
-    digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
-    texts = [
-        prepare(row, tokenizer, max_length=max_length, max_prompt=max_prompt, loops=loops,
-                counts=counts)
-        for row in rows
-    ]  # fmt: skip
-    planned = sum(len(text.tokens) for text in texts if text)
-    if not planned:
-        raise DataError(f"{data} has no supervised token in {len(rows)} rows", f"counts: {counts}")
-    hidden = readout.embedding.shape[1]
-    settings = {"max_length": max_length, "max_prompt": max_prompt, "loops": loops, "skip": skip}
-    writer = _open_writer(folder, name, taps, readout, digest, settings, resume=resume)
-    size = planned * bytes_per_token(len(taps), hidden)
+    planned = plan_texts(data, tokenizer, **making)
+    texts = planned.texts
+    writer = _open_writer(folder, name, taps, readout, planned, bits, resume=resume)
+    left = [text for text in texts[writer.index.source_rows :] if text]
+    num_tokens = sum(len(text.tokens) for text in left)
+    size = num_tokens * bytes_per_token(len(taps), readout.embedding.shape[1], bits)
     check_room(folder, size)
-    log.info("features of %d tokens: %.2f GB", planned, size / 1e9)
-    writer.index.counts = dict(counts)
+    if on_estimate and left:
+        on_estimate(Estimate(len(left), num_tokens, size, _trial(target, left, taps)))
+    writer.index.counts = dict(planned.counts)
     writer.write_counts((text.tokens, text.mask) for text in texts if text)
     started, tokens_done = time.perf_counter(), 0
     for start in range(writer.index.source_rows, len(texts), ROWS_PER_SHARD):
         chunk = [text for text in texts[start : start + ROWS_PER_SHARD] if text]
-        samples = _features(target, readout, chunk, taps)
+        samples = features_of(target, readout, chunk, taps)
         end = min(start + ROWS_PER_SHARD, len(texts))
         writer.append(samples, source_rows=end)
         tokens_done += sum(map(len, samples))
@@ -186,11 +248,22 @@ def extract_shards(
         tokens=writer.index.num_tokens,
         seconds=time.perf_counter() - started,
         bytes=sum(path.stat().st_size for path in folder.iterdir()),
-        counts=dict(counts),
+        counts=dict(planned.counts),
     )
 
 
-def _features(
+def _trial(target: FeatureSource, texts: Sequence[Text], taps: tuple[int, ...]) -> float:
+    """Seconds that all texts will take, by the pace of one of middling length."""
+    middle = sorted(texts, key=lambda text: len(text.tokens))[len(texts) // 2]
+    tokens, length = torch.tensor([middle.tokens]), len(middle.tokens)
+    target.extract(tokens, taps, [length])  # the first pass is slower: hooks, buffers
+    started = time.perf_counter()
+    target.extract(tokens, taps, [length])
+    pace = (time.perf_counter() - started) / length
+    return pace * sum(len(text.tokens) for text in texts)
+
+
+def features_of(
     target: FeatureSource, readout: Readout, texts: list[Text], taps: tuple[int, ...]
 ) -> list[Sample]:
     """Samples in the given order; passes are made of texts of similar length."""
@@ -232,11 +305,12 @@ def _open_writer(
     name: str,
     taps: tuple[int, ...],
     readout: Readout,
-    digest: str,
-    settings: dict[str, Any],
+    planned: Planned,
+    bits: int,
     *,
     resume: bool,
 ) -> StoreWriter:
+    digest, settings = planned.digest, planned.settings
     if (folder / "index.json").is_file():
         if not resume:
             raise OutputError(f"{folder} already holds features", "use --resume to go on in it")
@@ -246,8 +320,8 @@ def _open_writer(
                 f"{folder} was made from another file or other taps ({index.taps})",
                 hint="choose another --output",
             )
-        before = {"target": index.target} | index.settings
-        for key, value in ({"target": name} | settings).items():
+        before = {"target": index.target, "bits": index.bits} | index.settings
+        for key, value in ({"target": name, "bits": bits} | settings).items():
             if before.get(key, value) != value:
                 raise DataError(
                     f"{folder} was made with {key} {before[key]}, this run has {value}",
@@ -258,7 +332,9 @@ def _open_writer(
     if any(not resume or not is_before_index(file) for file in kept):
         raise OutputError(f"{folder} exists and is not empty", "choose another --output")
     vocab_size, hidden = readout.embedding.shape
-    index = StoreIndex(name, list(taps), hidden, vocab_size, source_hash=digest, settings=settings)
+    index = StoreIndex(
+        name, list(taps), hidden, vocab_size, source_hash=digest, settings=settings, bits=bits
+    )
     writer = StoreWriter(folder, index)
     writer.write_readout(readout)
     return writer

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slipstream.data.eightbit import group_size, quantise, restore
 from slipstream.errors import DataError, OutputError
 from slipstream.models.readout import Readout
 
@@ -62,6 +63,7 @@ class StoreIndex:
         shards: {file, offsets} per shard, offsets [rows + 1].
         counts: of what was skipped or cut, by reason.
         settings: how texts were made of rows; empty in older stores.
+        bits: of a stored hidden value, 16 or 8.
         version: of this layout.
     """
 
@@ -74,6 +76,7 @@ class StoreIndex:
     shards: list[dict] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    bits: int = 16
     version: int = VERSION
 
     @property
@@ -87,9 +90,15 @@ class StoreIndex:
         return sum(shard["offsets"][-1] for shard in self.shards)
 
 
-def bytes_per_token(num_taps: int, hidden_size: int) -> int:
-    """Bytes a token takes in a store: features and last hidden in bfloat16, ids and mask."""
-    return (num_taps + 1) * hidden_size * 2 + 4 + 4 + 1
+def bytes_per_token(num_taps: int, hidden_size: int, bits: int = 16) -> int:
+    """Bytes a token takes in a store: features and last hidden, two ids and a mask.
+
+    Example:
+        >>> bytes_per_token(3, 576), bytes_per_token(3, 576, bits=8)
+        (4617, 2385)
+    """
+    scales = 2 * hidden_size // group_size(hidden_size) if bits == 8 else 0
+    return (num_taps + 1) * (hidden_size * bits // 8 + scales) + 4 + 4 + 1
 
 
 def check_room(folder: Path, needed: int) -> None:
@@ -102,7 +111,7 @@ def check_room(folder: Path, needed: int) -> None:
     if free < needed:
         raise OutputError(
             f"features need {needed / 1e9:.1f} GB in {folder}, {free / 1e9:.1f} GB are free",
-            hint="use --limit for fewer rows, or another --output",
+            hint="use --bits 8, --limit for fewer rows, train --online, or another --output",
         )
 
 
@@ -141,8 +150,8 @@ class StoreWriter:
                     "tokens": torch.cat([s.tokens for s in samples]).to(torch.int32),
                     "best": torch.cat([s.best for s in samples]).to(torch.int32),
                     "loss_mask": torch.cat([s.loss_mask for s in samples]),
-                    "features": torch.cat([s.features for s in samples]).to(torch.bfloat16),
-                    "last_hidden": torch.cat([s.last_hidden for s in samples]).to(torch.bfloat16),
+                    **self._packed("features", torch.cat([s.features for s in samples])),
+                    **self._packed("last_hidden", torch.cat([s.last_hidden for s in samples])),
                 },
                 self.folder / name,
             )
@@ -151,6 +160,13 @@ class StoreWriter:
         temporary = self.folder / "index.json.partial"
         temporary.write_text(json.dumps(asdict(self.index)))
         temporary.replace(self.folder / "index.json")
+
+    def _packed(self, name: str, values: Tensor) -> dict[str, Tensor]:
+        """Hidden values as they are stored."""
+        if self.index.bits == 16:
+            return {name: values.to(torch.bfloat16)}
+        packed, scales = quantise(values, self.index.hidden_size)
+        return {name: packed, f"{name}_scales": scales}
 
 
 class Store:
@@ -170,6 +186,8 @@ class Store:
         self.index = read_index(self.folder)
         self.taps = tuple(self.index.taps if taps is None else taps)
         self._columns = self._places(self.taps)
+        self._keys = ["tokens", "loss_mask", "best", "features", "last_hidden"]
+        self._keys += ["features_scales", "last_hidden_scales"] * (self.index.bits == 8)
         self._where = [
             (shard["file"], start, end)
             for shard in self.index.shards
@@ -188,7 +206,10 @@ class Store:
     def __getitem__(self, item: int) -> Sample:
         name, start, end = self._where[item]
         shard = self._shard(name)
-        read = {key: shard.get_slice(key)[start:end] for key in _KEYS}
+        read = {key: shard.get_slice(key)[start:end] for key in self._keys}
+        if self.index.bits == 8:
+            for key in ("features", "last_hidden"):
+                read[key] = restore(read[key], read[f"{key}_scales"])
         return Sample(
             tokens=read["tokens"].to(torch.int64),
             loss_mask=read["loss_mask"],
@@ -196,6 +217,10 @@ class Store:
             features=self._select(read["features"]),
             last_hidden=read["last_hidden"],
         )
+
+    def take(self, items: Sequence[int]) -> list[Sample]:
+        """Several samples."""
+        return [self[item] for item in items]
 
     def readout(self, dtype: torch.dtype = torch.float32) -> Readout:
         """The target's frozen embedding and head."""
@@ -254,9 +279,6 @@ class Store:
             except (OSError, SafetensorError) as error:
                 raise _broken(path, error) from error
         return self._open[name]
-
-
-_KEYS = ("tokens", "loss_mask", "best", "features", "last_hidden")
 
 
 def read_index(folder: Path) -> StoreIndex:

@@ -33,7 +33,8 @@ class Batches:
             left -= len(self._planned(epoch))
             epoch += 1
         rows = self._planned(epoch)[left]
-        samples = [[self.store[self.items[i]] for i in row] for row in rows]
+        found = iter(self.store.take([self.items[i] for row in rows for i in row]))
+        samples = [[next(found) for _ in row] for row in rows]
         return collate(
             samples, max_length=self.config.max_length, dtype=torch.float32, number=number
         )

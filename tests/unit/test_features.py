@@ -1,0 +1,137 @@
+"""Features on disk in 16 and 8 bits, and features as training goes: the same samples."""
+
+import json
+
+import pytest
+import torch
+
+from chats import PLAIN, byte_tokenizer
+from fakes import tiny_target
+from slipstream.data.eightbit import quantise, restore
+from slipstream.data.extract import Estimate, extract_shards, plan_texts
+from slipstream.data.online import OnlineStore
+from slipstream.data.store import Store, bytes_per_token
+from slipstream.errors import DataError, SettingError
+from slipstream.models.readout import Readout
+from slipstream.train.config import TrainConfig
+from slipstream.train.feed import Batches
+
+TURNS = [("hi", "hello you"), ("more", "a second answer, longer"), ("end", "bye")]
+
+
+@pytest.fixture(scope="module")
+def target():
+    inner = byte_tokenizer(PLAIN)
+    return tiny_target(vocab_size=261, tokenizer=inner, eos_token_id=inner.eos_token_id)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A chat of three turns, two of one, and one that says the same for ever."""
+    said = [TURNS, TURNS[:1], TURNS[1:2], [("loop", "again " * 12)]]
+    rows = [
+        {
+            "messages": [
+                {"role": role, "content": text}
+                for turn in turns
+                for role, text in zip(("user", "assistant"), turn, strict=True)
+            ]
+        }
+        for turns in said
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def extract(target, data, folder, **options):
+    settings = {"name": "tiny", "tokenizer": target.tokenizer, "taps": (1, 3)} | options
+    readout = Readout(target.embedding(), target.head())
+    extract_shards(target, readout, data, folder, **settings)
+    return Store(folder)
+
+
+def online(target, data, **options):
+    readout = Readout(target.embedding(), target.head())
+    planned = plan_texts(data, target.tokenizer, **options)
+    return OnlineStore(target, readout, planned, name="tiny", taps=(1, 3))
+
+
+def test_online_samples_are_those_of_the_shards(target, data, tmp_path):
+    store, live = extract(target, data, tmp_path / "store"), online(target, data)
+    assert len(live) == len(store) == 4 and live.lengths == store.lengths
+    assert live.index.source_hash == store.index.source_hash
+    assert live.index.counts == store.index.counts and live.index.counts["loops"] == 1
+    for ours, theirs in zip(live.take(range(4)), store.take(range(4)), strict=True):
+        for name in ("tokens", "loss_mask", "best"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name))
+        for name in ("features", "last_hidden"):
+            ours_, theirs_ = (getattr(x, name).float() for x in (ours, theirs))
+            assert torch.allclose(ours_, theirs_, rtol=0.02, atol=0.02)
+    assert torch.equal(live.readout().embedding, store.readout().embedding)
+    assert torch.equal(live.vocabulary_counts([3]), store.vocabulary_counts([3]))
+    config = TrainConfig(max_length=64, rows=2)
+    first, second = (Batches(s, range(3), config)(1) for s in (live, store))
+    assert torch.equal(first.tokens, second.tokens) and first.number == 1
+
+
+def test_eight_bits_take_half_the_disk_and_keep_the_values(target, data, tmp_path):
+    whole = extract(target, data, tmp_path / "whole")
+    half = extract(target, data, tmp_path / "half", bits=8)
+    sizes = [sum(p.stat().st_size for p in store.folder.glob("shard-*")) for store in (whole, half)]
+    assert sizes[1] < 0.65 * sizes[0]
+    for ours, theirs in zip(half.take(range(4)), whole.take(range(4)), strict=True):
+        error = (ours.features.float() - theirs.features.float()).norm()
+        assert float(error / theirs.features.float().norm()) < 0.01
+        assert torch.equal(ours.tokens, theirs.tokens)
+    some = Store(half.folder, taps=(3,))[0]
+    assert torch.equal(some.features, half[0].features[:, target.spec.hidden_size :])
+    with pytest.raises(DataError, match="bits 8, this run has 16"):
+        extract(target, data, tmp_path / "half", resume=True)
+
+
+def test_one_loud_channel_spoils_its_group_only():
+    values = torch.randn(3, 128)
+    values[:, 5] = 900.0
+    packed, scales = quantise(values, 128)
+    back = restore(packed, scales).float()
+    assert packed.dtype == torch.int8 and scales.shape == (3, 2)
+    assert float((back - values)[:, 64:].abs().max()) < 0.03
+    assert torch.equal(restore(*quantise(torch.zeros(2, 64), 64)), torch.zeros(2, 64).bfloat16())
+
+
+def test_the_estimate_is_exact_and_comes_before_the_work(target, data, tmp_path):
+    plans = []
+
+    def keep(plan):
+        assert not list((tmp_path / "store").glob("shard-*"))
+        plans.append(plan)
+
+    store = extract(target, data, tmp_path / "store", on_estimate=keep)
+    (plan,) = plans
+    assert isinstance(plan, Estimate) and plan.seconds > 0
+    assert (plan.rows, plan.tokens) == (len(store), sum(store.lengths))
+    stored = 0
+    for path in store.folder.glob("shard-*"):
+        header = int.from_bytes(path.read_bytes()[:8], "little")
+        stored += path.stat().st_size - 8 - header
+    assert plan.bytes == stored == plan.tokens * bytes_per_token(2, target.spec.hidden_size)
+
+
+def test_a_chat_teaches_every_answer_or_the_last(target, data):
+    every, last = online(target, data), online(target, data, last_turn_only=True)
+
+    def learned(store, item):
+        sample = store[item]
+        return target.tokenizer.decode(sample.tokens[sample.loss_mask].tolist())
+
+    assert learned(every, 0) == "".join(answer for _, answer in TURNS)
+    assert learned(last, 0) == "bye"
+    assert learned(every, 1) == learned(last, 1) == "hello you"
+
+
+def test_bits_are_checked():
+    from slipstream.cli.data import extract as command
+
+    with pytest.raises(SettingError, match="bits is 4, expected 8 or 16"):
+        command(data=None, output=None, bits=4)

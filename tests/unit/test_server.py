@@ -1,0 +1,116 @@
+"""Answers from an OpenAI-compatible server, stood in for by one in this process."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from chats import PLAIN, byte_tokenizer
+from slipstream.data import server as module
+from slipstream.data.conversations import read_rows
+from slipstream.data.regenerate import regenerate
+from slipstream.data.server import ServerAnswerer
+from slipstream.errors import DataError
+from slipstream.target.tokens import TargetTokenizer
+
+
+class Stub(BaseHTTPRequestHandler):
+    """Says "yes" and ends; fails or leaves out ids when told to."""
+
+    gives_ids, broken, asked = True, 0, []
+
+    def do_GET(self):
+        self.reply({"data": [{"id": "tiny"}]})
+
+    def do_POST(self):
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Stub.asked.append(request)
+        if Stub.broken:
+            Stub.broken -= 1
+            self.send_error(503)
+            return
+        if len(request["prompt"]) > 60:
+            self.send_error(400, "too long")
+            return
+        choice = {"text": "yes", "finish_reason": "stop"}
+        if Stub.gives_ids:
+            choice["token_ids"] = [*tokenizer().inner.encode("yes", add_special_tokens=False), 257]
+        self.reply({"choices": [choice]})
+
+    def reply(self, value):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(value).encode())
+
+    def log_message(self, *arguments):
+        """Quiet."""
+
+
+def tokenizer():
+    inner = byte_tokenizer(PLAIN)
+    return TargetTokenizer(inner, (inner.eos_token_id,))
+
+
+@pytest.fixture
+def url(monkeypatch):
+    monkeypatch.setattr(module.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(Stub, "gives_ids", True)
+    monkeypatch.setattr(Stub, "broken", 0)
+    monkeypatch.setattr(Stub, "asked", [])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Stub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": "a", "turns": ["hi", "more"]}, {"id": "b", "prompt": "ho"},
+            {"id": "long", "prompt": "x" * 70}]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def answer(url, prompts, output, **options):
+    engine = ServerAnswerer(url, tokenizer(), name="tiny", max_length=128)
+    report = regenerate(engine, read_rows(prompts), output, num_rows=2, **options)
+    return engine, report, [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def test_answers_carry_the_ids_that_were_asked_and_said(url, prompts, tmp_path):
+    engine, report, rows = answer(url, prompts, tmp_path / "answers.jsonl", max_new_tokens=9)
+    assert {row["id"] for row in rows} == {"a", "a:2", "b"} and report.counts["failed"] == 1
+    assert engine.num_retokenised == 0 and engine.describe()["method"] == "server"
+    for row in rows:
+        assert tokenizer().decode(row["response_ids"]) == "yes" and row["finish"] == "stop"
+        assert any(asked["prompt"] == row["prompt_ids"] for asked in Stub.asked)
+    assert all(a["max_tokens"] == 9 and a["model"] == "tiny" for a in Stub.asked)
+    second = next(row for row in rows if row["id"] == "a:2")
+    assert second["messages"][1] == {"role": "assistant", "content": "yes"}
+    asked = len(Stub.asked)
+    _, report, again = answer(url, prompts, tmp_path / "answers.jsonl", max_new_tokens=9)
+    assert again == rows and report.rows == 0 and len(Stub.asked) == asked + 1  # the long one
+
+
+def test_text_without_ids_is_tokenised_and_counted(url, prompts, tmp_path, monkeypatch):
+    _, _, with_ids = answer(url, prompts, tmp_path / "with.jsonl")
+    monkeypatch.setattr(Stub, "gives_ids", False)
+    engine, _, without = answer(url, prompts, tmp_path / "without.jsonl")
+    assert sorted(map(str, with_ids)) == sorted(map(str, without)) and engine.num_retokenised == 3
+
+
+def test_a_busy_server_is_asked_again(url, prompts, tmp_path):
+    Stub.broken = 2
+    _, report, _ = answer(url, prompts, tmp_path / "answers.jsonl")
+    assert report.rows == 3
+
+
+def test_no_server_is_told_at_once(url, monkeypatch):
+    with pytest.raises(DataError, match=r"says 404|does not answer|names no model"):
+        ServerAnswerer("http://127.0.0.1:9", tokenizer(), name="tiny", max_length=64)
+    monkeypatch.setattr(Stub, "do_GET", lambda self: self.reply({"data": []}))
+    with pytest.raises(DataError, match="names no model"):
+        ServerAnswerer(url, tokenizer(), name="tiny", max_length=64)
