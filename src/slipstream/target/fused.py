@@ -189,13 +189,15 @@ def take_layer(layer: Any, kind: str, make_product: MakeProduct) -> FusedLayer:
         key_norm=None if key_norm is None else key_norm.weight.detach(),
         output=_take([attention.o_proj], make_product),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_take([mlp.gate_proj, mlp.up_proj], make_product),
+        gate_up=_take([mlp.gate_proj, mlp.up_proj], make_product, is_gated=True),
         down=_take([mlp.down_proj], make_product),
         kind=kind,
     )
 
 
-def _take(linears: list[nn.Linear], make_product: MakeProduct) -> Product:
+def _take(
+    linears: list[nn.Linear], make_product: MakeProduct, *, is_gated: bool = False
+) -> Product:
     """One product of several linear layers side by side, whose weights are freed."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     bias = None
@@ -208,4 +210,4 @@ def _take(linears: list[nn.Linear], make_product: MakeProduct) -> Product:
         ).detach()
     for linear in linears:
         linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return make_product(weight, bias)
+    return make_product(weight, bias, is_gated=is_gated)

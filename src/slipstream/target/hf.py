@@ -6,6 +6,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,11 @@ from slipstream.errors import (
     NumericError,
     SettingError,
     SlipstreamError,
+    UnknownNameError,
     UnsupportedTargetError,
 )
 from slipstream.target.attention import ATTENTION, attend, fold_mask
+from slipstream.target.compiled import CompiledDecoder, why_not_compiled
 from slipstream.target.facts import cache_shape, logit_rule, spec_of
 from slipstream.target.fused import FusedDecoder, why_not
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
@@ -36,10 +39,12 @@ from slipstream.target.probe import check_same, probe, sample
 from slipstream.target.products import PackedProduct, PlainProduct
 from slipstream.target.source import check_complete, resolve, unreadable
 from slipstream.target.support import check_supported, layer_kinds, text_config
+from slipstream.target.tiles import TileProduct
 from slipstream.target.tokens import TargetTokenizer
 from slipstream.trees.mask import Layout
 from slipstream.types import DraftTree, TargetOutput
 
+DECODERS = ("stock", "fused", "compiled")
 _PROVEN = ("llama", "mistral", "qwen2", "qwen3")  # held by the tests; others are probed
 
 AttentionInterface.register(ATTENTION, attend)
@@ -54,11 +59,12 @@ class HFTarget:
         tokenizer: its tokenizer, or None.
         name: how the user named it.
         packed: lay weights out for narrow passes; None does so where the CPU can.
-        fused: run the fast twin of the decoder (see `fused`) in place of the stock one, once
-            both agree on a small tree; False never does.
+        decoder: `stock` is transformers' own, `fused` its fast twin, `compiled` the twin in
+            compiled code; a twin takes over once it agrees with the stock one on a small tree.
 
     Raises:
-        UnsupportedTargetError: the model cannot be a target, or not a fused one, with the reason.
+        UnsupportedTargetError: the model cannot be a target, or has no such decoder, with
+            the reason.
     """
 
     def __init__(
@@ -68,7 +74,7 @@ class HFTarget:
         *,
         name: str = "",
         packed: bool | None = None,
-        fused: bool = False,
+        decoder: str = "stock",
     ) -> None:
         check_supported(model.config)
         if model.get_output_embeddings() is None:
@@ -87,6 +93,7 @@ class HFTarget:
         self._head = model.get_output_embeddings().weight.detach()
         self._cache_name = _cache_argument(self._base)
         self._fused: FusedDecoder | None = None
+        self._compiled: CompiledDecoder | None = None
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self._hooked: tuple[int, ...] = ()
@@ -96,11 +103,11 @@ class HFTarget:
             probe(self)
         can = can_pack(self.spec.dtype, self.spec.device)
         is_packed = can if packed is None else packed and can
-        if fused:
-            self._fuse(is_packed)
+        if decoder != "stock":
+            self._fuse(decoder, is_packed)
         elif is_packed:
             pack_linears(self._base)
-        if is_packed:
+        if is_packed and decoder != "compiled":
             self._project = PackedLinear(self._head, getattr(self._project, "bias", None))
 
     def embedding(self) -> Tensor:
@@ -173,6 +180,11 @@ class HFTarget:
             NumericError: a logit is NaN.
             SettingError: a tap is outside 0..L.
         """
+        if self._compiled is not None:
+            self._check_taps(taps)
+            output = self._compiled.score(trees, cache, slots, taps=taps, last_only=last_only)
+            _check_finite(output.last_hidden, output.logits)
+            return output
         used = cache.begin(slots, [len(tree) for tree in trees])
         layout = Layout.of(trees, [cache.lengths[slot] for slot in slots])
         features, last_hidden = self._run(
@@ -207,6 +219,10 @@ class HFTarget:
         """
         tokens = tokens.to(self.spec.device)
         batch, width = tokens.shape
+        if self._compiled is not None:
+            self._check_taps(tuple(taps))
+            features, last_hidden = self._compiled.extract(tokens, tuple(taps))
+            return TargetOutput(torch.empty(batch, 0, self.spec.vocab_size), features, last_hidden)
         row = Layout.of([DraftTree.chain([0] * width)], [0])  # one mask serves every row
         features, last_hidden = self._run(
             tokens, row.positions.expand(batch, width), self._masks(row, width), None, tuple(taps)
@@ -267,14 +283,21 @@ class HFTarget:
             if not 0 <= tap <= self.spec.num_layers:
                 raise SettingError("tap", tap, f"0..{self.spec.num_layers}")
 
-    def _fuse(self, is_packed: bool) -> None:
-        """Put the fast twin in the stock decoder's place, if both say the same."""
+    def _fuse(self, decoder: str, is_packed: bool) -> None:
+        """Put a fast twin in the stock decoder's place, if both say the same."""
         reason = why_not(self.model)
+        if reason is None and decoder == "compiled":
+            reason = why_not_compiled(self.model)
         if reason is not None:
-            raise UnsupportedTargetError(f"{self.spec.name} has no fused pass: {reason}")
+            raise UnsupportedTargetError(f"{self.spec.name} has no {decoder} decoder: {reason}")
         expected = sample(self)
-        self._fused = FusedDecoder(self.model, PackedProduct if is_packed else PlainProduct)
+        if decoder == "compiled":
+            self._compiled = CompiledDecoder(self.model, TileProduct, self.spec.vocab_size)
+            self._fused = self._compiled
+        else:
+            self._fused = FusedDecoder(self.model, PackedProduct if is_packed else PlainProduct)
         check_same(self, expected)
+        self.spec = replace(self.spec, decoder=decoder)
 
     def _masks(self, layout: Layout, used: int) -> dict[str, Tensor | None]:
         """The attention mask of each kind of layer."""
@@ -296,7 +319,7 @@ def load_target(
     device: str | torch.device = "auto",
     threads: int | None = None,
     packed: bool | None = None,
-    fused: bool | None = None,
+    decoder: str = "auto",
 ) -> HFTarget:
     """Load a target with its tokenizer.
 
@@ -306,14 +329,16 @@ def load_target(
         device: `auto` is the first CUDA device, or the CPU.
         threads: CPU threads; None takes OMP_NUM_THREADS or the physical cores.
         packed: see `HFTarget`.
-        fused: see `HFTarget`; None fuses what can be fused.
+        decoder: see `HFTarget`; `auto` is the fastest that this model and machine have.
 
     Raises:
-        UnknownNameError: no such embedded model, or dtype.
+        UnknownNameError: no such embedded model, dtype, or decoder.
         CheckpointError: the folder is missing, damaged, or does not agree with itself.
         UnsupportedTargetError: the model cannot be a target, with the reason.
         SettingError: the device is not there, or threads is below 1.
     """
+    if decoder not in ("auto", *DECODERS):
+        raise UnknownNameError("decoder", decoder, ["auto", *DECODERS])
     place = pick_device(device)
     number_type = pick_dtype(dtype, place)
     if place.type == "cpu":
@@ -321,13 +346,19 @@ def load_target(
     source = resolve(name, write_dequantised)
     model, tokenizer = _read(name, source, number_type, place)
     options = {"name": name, "packed": packed}
-    if fused is None and why_not(model) is None:
-        try:
-            return HFTarget(model, tokenizer, **options, fused=True)
-        except UnsupportedTargetError as error:  # the stock model has lost its weights to the twin
-            warnings.warn(f"{error}; the stock model runs, more slowly", stacklevel=2)
-            model, tokenizer = _read(name, source, number_type, place)
-    return HFTarget(model, tokenizer, **options, fused=bool(fused))
+    if decoder != "auto":
+        return HFTarget(model, tokenizer, **options, decoder=decoder)
+    fastest = "stock"
+    if why_not(model) is None:
+        fastest = "fused" if why_not_compiled(model) else "compiled"
+    try:
+        return HFTarget(model, tokenizer, **options, decoder=fastest)
+    except UnsupportedTargetError as error:
+        if fastest == "stock":
+            raise
+        warnings.warn(f"{error}; the stock decoder runs, more slowly", stacklevel=2)
+    model, tokenizer = _read(name, source, number_type, place)  # the twin had taken the weights
+    return HFTarget(model, tokenizer, **options)
 
 
 def _read(
@@ -348,6 +379,25 @@ def _read(
         raise unreadable(name, error) from error
     check_complete(name, report, text_config(config).num_hidden_layers)
     return model.to(device), tokenizer
+
+
+def load_tokenizer(name: str) -> tuple[TargetTokenizer, int]:
+    """A model's tokenizer and its context in tokens, without reading the weights.
+
+    Raises:
+        UnknownNameError: no such embedded model.
+        CheckpointError: the model cannot be read.
+    """
+    source = resolve(name, write_dequantised)
+    try:
+        config = text_config(AutoConfig.from_pretrained(source))
+        inner = AutoTokenizer.from_pretrained(source)
+    except Exception as error:  # whatever the loader met in the files
+        raise unreadable(name, error) from error
+    found = (config.eos_token_id, inner.eos_token_id)
+    ids = {i for one in found for i in (one if isinstance(one, list | tuple) else [one])}
+    eos_ids = sorted(int(i) for i in ids if i is not None)
+    return TargetTokenizer(inner, eos_ids), int(config.max_position_embeddings)
 
 
 def write_dequantised(gguf: Path, folder: Path) -> None:

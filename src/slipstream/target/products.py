@@ -27,14 +27,15 @@ class Product(Protocol):
         """[..., out] from [..., in], plus `stream` [..., out] if given."""
 
 
-MakeProduct = Callable[[Tensor, Tensor | None], Product]
-"""(weight [out, in], bias [out] or None) to a product."""
+MakeProduct = Callable[..., Product]
+"""(weight [out, in], bias [out] or None, is_gated=...) to a product; is_gated tells that the weight
+is a gate's above another one's, which some layouts interleave."""
 
 
 class PlainProduct:
     """The weight as it is."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, **_layout: bool) -> None:
         self.weight, self._bias = weight, bias
 
     def __call__(self, x: Tensor, stream: Tensor | None = None) -> Tensor:
@@ -46,7 +47,7 @@ class PlainProduct:
 class PackedProduct:
     """The weight as oneDNN lays it out; see `packed`."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, **_layout: bool) -> None:
         self._linear = PackedLinear(weight, bias)
         self._packed, self._bias = self._linear.packed, bias
 

@@ -27,6 +27,8 @@ class TargetSpec:
         dtype: of the weights that run.
         device: where they run.
         architecture: the Hugging Face class name.
+        decoder: what runs it: `stock`, `fused` or `compiled`.
+        weights: how the weights are stored; `dtype` names what they are multiplied as.
     """
 
     name: str
@@ -38,6 +40,8 @@ class TargetSpec:
     dtype: torch.dtype
     device: torch.device
     architecture: str
+    decoder: str = "stock"
+    weights: str = ""
 
 
 class Target(Protocol):

@@ -1,0 +1,98 @@
+"""Compile the C++ of the fast pass once per machine, and load it."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache as remember
+from pathlib import Path
+
+from slipstream.target.embedded import cache_root
+
+SOURCES = Path(__file__).parent / "native"
+FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
+WITHOUT_AMX = ("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile")
+NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
+TIMEOUT_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The compiled code, or the reason why there is none.
+
+    Args:
+        code: the loaded library, or None.
+        detail: the compiler and instructions, or the reason.
+    """
+
+    code: ctypes.CDLL | None
+    detail: str
+
+
+@remember
+def library(*, amx: bool = True) -> Library:
+    """Compile if needed and load.
+
+    Args:
+        amx: use the processor's tile instructions where it has them.
+    """
+    flags = _processor_flags()
+    if platform.machine() != "x86_64" or not flags >= NEEDED:
+        return Library(None, "the processor has no AVX-512 with bfloat16")
+    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))), None)
+    if compiler is None:
+        return Library(None, "no C++ compiler was found (c++, g++ or $CXX)")
+    amx = amx and "amx_bf16" in flags
+    options = (*FLAGS, *(() if amx else WITHOUT_AMX))
+    try:
+        code = ctypes.CDLL(str(_built(compiler, options, flags)))
+    except (OSError, subprocess.SubprocessError) as error:
+        return Library(None, f"the compiler failed: {' '.join(str(error).split())[:200]}")
+    if not code.slipstream_ready():
+        if amx:
+            return library(amx=False)
+        return Library(None, "the system does not let this process use the instructions")
+    code.slipstream_open.restype = ctypes.c_void_p
+    code.slipstream_open.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    for name in ("slipstream_close", "slipstream_run"):
+        getattr(code, name).restype = None
+    code.slipstream_close.argtypes = [ctypes.c_void_p]
+    code.slipstream_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    return Library(code, f"{Path(compiler).name}, {'AMX' if amx else 'AVX-512'} bfloat16")
+
+
+def _built(compiler: str, options: tuple[str, ...], flags: set[str]) -> Path:
+    """The library's file, compiled now if it is not there yet."""
+    digest = hashlib.sha256(repr((options, sorted(flags))).encode())
+    digest.update(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    path = cache_root() / f"pass-{digest.hexdigest()[:16]}.so"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as work:
+            made = Path(work) / path.name
+            subprocess.run(
+                [compiler, *options, str(SOURCES / "pass.cpp"), "-o", str(made)],
+                capture_output=True,
+                timeout=TIMEOUT_SECONDS,
+                check=True,
+            )
+            made.replace(path)  # whole or not at all; another process's copy is as good
+    return path
+
+
+def _processor_flags() -> set[str]:
+    """What the system says the processor can do."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return set()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return set(line.partition(":")[2].split())

@@ -1,0 +1,350 @@
+// One pass of a dense decoder (Llama, Mistral, Qwen2, Qwen3) over the nodes of a batch of trees.
+//
+// A layer is five jobs of the pool: projections with rotary positions and the cache's writes, by
+// head; attention; the output projection; gate and up; down. All else is done in between, once.
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <memory>
+
+#include "attention.hpp"
+#include "pool.hpp"
+#include "tiles.hpp"
+
+struct Layer {
+  const float *attention_norm, *query_norm, *key_norm, *mlp_norm;  // query and key: or null
+  Weight qkv, output, gate_up, down;  // gate_up: strips of gate and up in turn
+  int32_t window;                     // positions a node looks back; 0 for all
+};
+
+struct Model {
+  int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, vocab_size;
+  float eps;
+  const Layer* layers;
+  const float* final_norm;
+  Weight head;
+};
+
+struct Pass {
+  int32_t num_nodes, num_rows, num_taps, num_logits;
+  const Bf16* embedded;    // [nodes, hidden]
+  const int64_t* positions;
+  const float *cos, *sin;  // [P, head_size]; the first half of the sines is negated
+  const Row* rows;
+  const int32_t* node_rows;  // the row of each node
+  Bf16 *keys, *values;       // [layers, rows, kv_heads, slots, head_size]
+  int64_t layer_stride, row_stride, head_stride;  // numbers; the layer's may be 0
+  const int32_t* taps;       // ascending or not
+  Bf16* features;            // [nodes, taps * hidden]
+  Bf16* last_hidden;         // [nodes, hidden]
+  const int32_t* logit_nodes;  // whose logits are wanted
+  float* logits;             // [num_logits, vocab_size]
+};
+
+static int padded(int n, int unit) { return (n + unit - 1) / unit * unit; }
+
+template <class T>
+class Room {  // memory that only grows, zeroed when it does
+ public:
+  T* of(size_t count) {
+    if (count > size_) {
+      data_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 4095) / 4096 * 4096)));
+      std::memset(data_.get(), 0, count * sizeof(T));
+      size_ = count;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  std::unique_ptr<T, Free> data_;
+  size_t size_ = 0;
+};
+
+class Decoder {
+ public:
+  Decoder(const Model& model, int num_threads)
+      : m_(model), pool_(num_threads), private_(num_threads) {}
+
+  void run(const Pass& pass) {
+#ifdef __AMX_BF16__
+    tile_shape = -1;  // other libraries use this thread's tiles too
+#endif
+    p_ = &pass;
+    n_ = pass.num_nodes;
+    const int rows = padded(n_, kRows);
+    q_width_ = m_.heads * m_.head_size;
+    h_blocks_ = m_.layers[0].qkv.blocks;
+    a_blocks_ = m_.layers[0].output.blocks;
+    i_blocks_ = m_.layers[0].down.blocks;
+    x_ = stream_.of((size_t)rows * m_.hidden);
+    h_ = normed_.of((size_t)rows * h_blocks_ * kBlock);
+    q_ = queries_.of((size_t)rows * q_width_);
+    a_ = attended_.of((size_t)rows * a_blocks_ * kBlock);
+    i_ = inner_.of((size_t)rows * i_blocks_ * kBlock);
+    std::memcpy(x_, pass.embedded, (size_t)n_ * m_.hidden * sizeof(Bf16));
+    plan_ = plan_attention(pass.rows, pass.num_rows, m_.heads / m_.kv_heads,
+                           m_.kv_heads, pool_.size(), masks_);
+    pool_.open();
+    for (int l = 0; l < m_.num_layers; ++l) {
+      tap(l, x_);
+      const Layer& layer = m_.layers[l];
+      normalise(layer.attention_norm);
+      project(layer, l);
+      attend(layer, l);
+      add(layer.output, a_);
+      normalise(layer.mlp_norm);
+      activate(layer.gate_up);
+      add(layer.down, i_);
+    }
+    for (int r = 0; r < n_; ++r)
+      norm_row(x_ + (size_t)r * m_.hidden, m_.final_norm, m_.hidden,
+               [&](int c) { return pass.last_hidden + (size_t)r * m_.hidden + c; });
+    tap(m_.num_layers, pass.last_hidden);
+    read_out();
+    pool_.close();
+#ifdef __AMX_BF16__
+    _tile_release();
+#endif
+  }
+
+ private:
+  struct Private {  // a thread's own memory
+    Room<Bf16> decoded;
+    Room<float> sums, scores;
+  };
+
+  // The stream's norm, in tiles.
+  void normalise(const float* weight) {
+    for (int r = 0; r < n_; ++r)
+      norm_row(x_ + (size_t)r * m_.hidden, weight, m_.hidden,
+               [&](int c) { return h_ + in_tiles(r, c, h_blocks_); });
+  }
+
+  // RMS norm, rounded as Hugging Face does; `place(c)` is where 16 numbers from column c on go.
+  template <class Place>
+  void norm_row(const Bf16* x, const float* weight, int size, Place place) const {
+    __m512 sum = _mm512_setzero_ps();
+    for (int c = 0; c < size; c += 16) {
+      const __m512 v = load_bf16(x + c);
+      sum = _mm512_fmadd_ps(v, v, sum);
+    }
+    const float scale = 1.0f / std::sqrt(_mm512_reduce_add_ps(sum) / size + m_.eps);
+    for (int c = 0; c < size; c += 16) {
+      Bf16 rounded[16];
+      store_bf16(rounded, _mm512_mul_ps(load_bf16(x + c), _mm512_set1_ps(scale)));
+      store_bf16(place(c), _mm512_mul_ps(load_bf16(rounded), _mm512_loadu_ps(weight + c)));
+    }
+  }
+
+  void tap(int index, const Bf16* x) {
+    const size_t width = (size_t)p_->num_taps * m_.hidden;
+    for (int t = 0; t < p_->num_taps; ++t) {
+      if (p_->taps[t] != index) continue;
+      for (int r = 0; r < n_; ++r)
+        std::memcpy(p_->features + r * width + t * m_.hidden, x + (size_t)r * m_.hidden,
+                    m_.hidden * sizeof(Bf16));
+    }
+  }
+
+  Bf16* decoding(const Weight& w, int thread) {
+    return private_[thread].decoded.of((size_t)2 * w.blocks * kTile);
+  }
+
+  // q, k, v of every node, a head (or two small ones) a part: norms, rotary positions, the cache.
+  void project(const Layer& layer, int l) {
+    const int size = m_.head_size, wide = std::max(size, kRows), pairs = wide / kRows;
+    const int num_heads = m_.heads + 2 * m_.kv_heads;
+    auto body = [&, l](int part, int thread) {
+      // Rows of `wide` sums for one group of nodes.
+      float* sums = private_[thread].sums.of((size_t)padded(n_, kRows) * wide);
+      for (int pair = 0; pair < pairs; ++pair) {
+        if (part * pairs + pair >= layer.qkv.strips / 2) break;
+        // One pair of strips writes its 32 columns of every node.
+        float* room = pair_room(thread);
+        multiply(layer.qkv, part * pairs + pair, h_, n_, decoding(layer.qkv, thread), room,
+                 [&](int first, int rows) {
+                   for (int r = 0; r < rows; ++r)
+                     std::memcpy(sums + (size_t)(first + r) * wide + pair * kRows, room + r * kRows,
+                                 kRows * sizeof(float));
+                 });
+      }
+      for (int from = 0; from < wide; from += size) {
+        const int head = part * wide / size + from / size;
+        if (head >= num_heads) break;
+        for (int r = 0; r < n_; ++r)
+          place(layer, l, head, r, sums + (size_t)r * wide + from);
+      }
+    };
+    const int parts = (num_heads * size + wide - 1) / wide;
+    pool_.run(parts, body);
+  }
+
+  // One head of one node: bias, norm and rotary position, then to the queries or the cache.
+  void place(const Layer& layer, int l, int head, int node, float* sums) {
+    const int size = m_.head_size, half = size / 2;
+    alignas(64) Bf16 x[256], normed[256];
+    for (int c = 0; c < size; c += 16) {
+      __m512 v = _mm512_loadu_ps(sums + c);
+      if (layer.qkv.bias)
+        v = _mm512_add_ps(v, _mm512_loadu_ps(layer.qkv.bias + head * size + c));
+      store_bf16(x + c, v);
+    }
+    const bool is_query = head < m_.heads, is_value = head >= m_.heads + m_.kv_heads;
+    const Row& row = p_->rows[p_->node_rows[node]];
+    const int slot = row.start + node - row.first;
+    Bf16* to;
+    if (is_query) {
+      to = q_ + (size_t)node * q_width_ + head * size;
+    } else {
+      const int kv = head - m_.heads - (is_value ? m_.kv_heads : 0);
+      to = (is_value ? p_->values : p_->keys) + l * p_->layer_stride +
+           row.slot * p_->row_stride + kv * p_->head_stride + (int64_t)slot * size;
+    }
+    if (is_value) {
+      std::memcpy(to, x, size * sizeof(Bf16));
+      return;
+    }
+    const float* weight = is_query ? layer.query_norm : layer.key_norm;
+    const Bf16* from = x;
+    if (weight) {
+      norm_row(x, weight, size, [&](int c) { return normed + c; });
+      from = normed;
+    }
+    const float* cos = p_->cos + p_->positions[node] * size;
+    const float* sin = p_->sin + p_->positions[node] * size;
+    for (int c = 0; c < size; ++c) {
+      const int other = c < half ? c + half : c - half;
+      sums[c] = from_bf16(from[c]) * cos[c] + from_bf16(from[other]) * sin[c];
+    }
+    for (int c = 0; c < size; c += 16) store_bf16(to + c, _mm512_loadu_ps(sums + c));
+  }
+
+  void attend(const Layer& layer, int l) {
+    const int size = m_.head_size, groups = m_.heads / m_.kv_heads;
+    const int items = static_cast<int>(plan_.items.size());
+    auto body = [&, l](int part, int thread) {
+      const int kv = part / items;
+      const Item& item = plan_.items[part % items];
+      const Row& row = p_->rows[item.row];
+      const int64_t at = l * p_->layer_stride + row.slot * p_->row_stride + kv * p_->head_stride;
+      Head head{p_->keys + at, p_->values + at, q_ + (size_t)row.first * q_width_ + kv * groups * size,
+                a_, kv * groups * size, q_width_, a_blocks_, size, groups,
+                static_cast<int>(p_->head_stride / size)};
+      const int keys = padded(row.start + row.width, 16) * 16;
+      attend_item(head, row, item, masks_.data() + item.masks,
+                  p_->positions + row.first, layer.window,
+                  private_[thread].scores.of(keys));
+    };
+    pool_.run(items * m_.kv_heads, body);
+  }
+
+  // stream += x times weight
+  void add(const Weight& w, const Bf16* x) {
+    auto body = [&](int pair, int thread) {
+      float* room = pair_room(thread);
+      const int columns = std::min(kRows, m_.hidden - pair * kRows);
+      multiply(w, pair, x, n_, decoding(w, thread), room, [&](int first, int rows) {
+        for (int r = 0; r < rows; ++r) {
+          Bf16* to = x_ + (size_t)(first + r) * m_.hidden + pair * kRows;
+          for (int c = 0; c < columns; c += 16) {
+            __m512 v = _mm512_loadu_ps(room + r * kRows + c);
+            if (w.bias) v = _mm512_add_ps(v, _mm512_loadu_ps(w.bias + pair * kRows + c));
+            store_bf16(to + c, _mm512_add_ps(v, load_bf16(to + c)));
+          }
+        }
+      });
+    };
+    pool_.run(w.strips / 2, body);
+  }
+
+  // silu(gate) * up: a pair of strips is 16 outputs of either.
+  void activate(const Weight& w) {
+    auto body = [&](int pair, int thread) {
+      float* room = pair_room(thread);
+      multiply(w, pair, h_, n_, decoding(w, thread), room, [&](int first, int rows) {
+        for (int r = 0; r < rows; ++r) {
+          __m512 gate = _mm512_loadu_ps(room + r * kRows), up = _mm512_loadu_ps(room + r * kRows + 16);
+          if (w.bias) {
+            gate = _mm512_add_ps(gate, _mm512_loadu_ps(w.bias + pair * kRows));
+            up = _mm512_add_ps(up, _mm512_loadu_ps(w.bias + pair * kRows + 16));
+          }
+          const __m512 one = _mm512_set1_ps(1.0f);
+          const __m512 below = exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate));
+          const __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, below));
+          store_bf16(i_ + in_tiles(first + r, pair * 16, i_blocks_),
+                     _mm512_mul_ps(silu, up));
+        }
+      });
+    };
+    pool_.run(w.strips / 2, body);
+  }
+
+  void read_out() {
+    const int count = p_->num_logits, blocks = m_.head.blocks;
+    Bf16* x = wanted_.of((size_t)padded(count, kRows) * blocks * kBlock);
+    for (int r = 0; r < count; ++r)
+      for (int c = 0; c < m_.hidden; c += 16)
+        std::memcpy(x + in_tiles(r, c, blocks),
+                    p_->last_hidden + (size_t)p_->logit_nodes[r] * m_.hidden + c, 16 * sizeof(Bf16));
+    constexpr int kTogether = 4;  // pairs a part
+    const int pairs = m_.head.strips / 2;
+    auto body = [&](int part, int thread) {
+      float* room = pair_room(thread);
+      for (int pair = part * kTogether; pair < std::min(pairs, (part + 1) * kTogether); ++pair) {
+        const int columns = std::min(kRows, m_.vocab_size - pair * kRows);
+        multiply(m_.head, pair, x, count, decoding(m_.head, thread), room,
+                 [&](int first, int rows) {
+                   for (int r = 0; r < rows; ++r) {
+                     float* to = p_->logits + (size_t)(first + r) * m_.vocab_size + pair * kRows;
+                     std::memcpy(to, room + r * kRows, columns * sizeof(float));
+                     if (m_.head.bias)
+                       for (int c = 0; c < columns; ++c) to[c] += m_.head.bias[pair * kRows + c];
+                   }
+                 });
+      }
+    };
+    if (count) pool_.run((pairs + kTogether - 1) / kTogether, body);
+  }
+
+  // The sums of one pair of strips, behind a thread's other sums.
+  static float* pair_room(int) {
+    alignas(64) static thread_local float room[kRows * kRows];
+    return room;
+  }
+
+  const Model m_;
+  Pool pool_;
+  std::vector<Private> private_;
+  const Pass* p_ = nullptr;
+  int n_ = 0, q_width_ = 0, h_blocks_ = 0, a_blocks_ = 0, i_blocks_ = 0;
+  Bf16 *x_ = nullptr, *h_ = nullptr, *q_ = nullptr, *a_ = nullptr, *i_ = nullptr;
+  Room<Bf16> stream_, normed_, queries_, attended_, inner_, wanted_;
+  Plan plan_;
+  std::vector<uint16_t> masks_;
+};
+
+extern "C" {
+
+// 1 where this processor can run the code that was compiled for it, else 0.
+int slipstream_ready() {
+#ifdef __AMX_BF16__
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return 1;
+#endif
+}
+
+void* slipstream_open(const Model* model, int num_threads) {
+  return new Decoder(*model, num_threads);
+}
+void slipstream_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
+void slipstream_run(void* decoder, const Pass* pass) { static_cast<Decoder*>(decoder)->run(*pass); }
+}

@@ -1,0 +1,101 @@
+// Threads that share the parts of a job, and wait without spinning between passes.
+//
+// Parts are taken one by one, so a thread that loses its core to another process delays only the
+// part it holds; the others do the rest.
+#pragma once
+
+#include <immintrin.h>
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+class Pool {
+ public:
+  explicit Pool(int num_threads) {
+    for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
+  }
+
+  ~Pool() {
+    is_over_ = true;
+    wake();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  int size() const { return static_cast<int>(threads_.size()) + 1; }
+
+  // Workers stay awake from `open` to `close`.
+  void open() {
+    if (threads_.empty()) return;
+    wake();
+  }
+  void close() { awake_.store(0); }
+
+  // Calls body(part, thread) for every part; returns when all are done.
+  template <class Body>
+  void run(int parts, Body& body) {
+    if (threads_.empty() || parts == 1) {
+      for (int part = 0; part < parts; ++part) body(part, 0);
+      return;
+    }
+    call_ = [](void* what, int part, int thread) { (*static_cast<Body*>(what))(part, thread); };
+    what_ = &body;
+    done_.store(0, std::memory_order_relaxed);
+    const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 48) + 1;
+    ticket_.store(job << 48 | (uint64_t)parts << 24, std::memory_order_release);
+    while (take(0)) {}
+    for (int spins = 0; done_.load(std::memory_order_acquire) < parts;) relax(spins);
+  }
+
+ private:
+  // A ticket: which job (16 bits), how many parts (24), the next one (24).
+  bool take(int thread) {
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    for (;;) {
+      const uint64_t next = ticket & 0xffffff, parts = ticket >> 24 & 0xffffff;
+      if (next >= parts) return false;
+      if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
+        call_(what_, static_cast<int>(next), thread);
+        done_.fetch_add(1, std::memory_order_release);
+        return true;
+      }
+    }
+  }
+
+  void serve(int thread) {
+    int spins = 0;
+    while (!is_over_) {
+      awake_.wait(0);
+      while (awake_.load(std::memory_order_relaxed) && !is_over_) {
+        if (take(thread)) {
+          spins = 0;
+        } else {
+          relax(spins);
+        }
+      }
+    }
+  }
+
+  static void relax(int& spins) {
+    if (++spins < 2000) {
+      _mm_pause();
+    } else {
+      sched_yield();  // somebody else needs the core
+    }
+  }
+
+  void wake() {
+    awake_.store(1);
+    awake_.notify_all();
+  }
+
+  std::vector<std::thread> threads_;
+  std::atomic<int> awake_{0};
+  std::atomic<bool> is_over_{false};
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int> done_{0};
+  void (*call_)(void*, int, int) = nullptr;
+  void* what_ = nullptr;
+};

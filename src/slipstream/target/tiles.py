@@ -1,0 +1,183 @@
+"""Weights as the compiled pass reads them: strips of 16 outputs in blocks of 32 inputs.
+
+A block is bfloat16, or 8-bit numbers with a scale per output, or 4-bit numbers with a scale and a
+minimum per output (GGUF's Q8_0 and Q4_1). A quantised block is decoded to bfloat16 where it is
+used, so it says the same as the bfloat16 weight that a loader makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import ShapeError
+
+BLOCK, STRIP = 32, 16
+FORMATS = ("bfloat16", "int8", "int4")  # in the order of `Format` in native/tiles.hpp
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A weight in blocks of 32 inputs: number * scale + least.
+
+    Args:
+        numbers: [out, in] uint8 in 0..15, or int8.
+        scale: [out, in/32] float16.
+        least: [out, in/32] float16 for 4-bit numbers, None for 8-bit ones.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+    least: Tensor | None = None
+
+    def floats(self) -> Tensor:
+        """[out, in] float32."""
+        spread = self.numbers.float().unflatten(1, (-1, BLOCK)) * self.scale.float()[..., None]
+        return (spread if self.least is None else spread + self.least.float()[..., None]).flatten(1)
+
+
+def quantise(weight: Tensor, bits: int) -> Quantised:
+    """Round a weight to 8 bits (symmetric) or 4 bits (between minimum and maximum) per block.
+
+    Args:
+        weight: [out, in], in a multiple of 32.
+        bits: 8 or 4.
+
+    Raises:
+        ShapeError: the inputs are no multiple of 32.
+    """
+    if weight.shape[1] % BLOCK:
+        raise ShapeError(f"a weight of {weight.shape[1]} inputs has no blocks of {BLOCK}")
+    blocks = weight.float().unflatten(1, (-1, BLOCK))  # [out, in/32, 32]
+    if bits == 8:
+        scale = (blocks.abs().amax(-1) / 127).half()
+        steps = blocks / scale.float().clamp(min=1e-12)[..., None]
+        return Quantised(steps.round().clamp(-127, 127).to(torch.int8).flatten(1), scale)
+    least = blocks.amin(-1).half()
+    scale = ((blocks.amax(-1) - least.float()) / 15).half()
+    steps = (blocks - least.float()[..., None]) / scale.float().clamp(min=1e-12)[..., None]
+    return Quantised(steps.round().clamp(0, 15).to(torch.uint8).flatten(1), scale, least)
+
+
+MakeTiles = Callable[..., "TileProduct"]
+
+
+class TileProduct:
+    """A frozen weight in tiles. The compiled pass multiplies by it; it is not called itself.
+
+    Args:
+        weight: [out, in], floats or quantised.
+        bias: [out] or None.
+        is_gated: the weight is a gate's above an equally large other one's; their strips are
+            laid in turn.
+
+    Attributes:
+        data: uint8, [strips, blocks, bytes of a tile] in one row.
+        bias: [outputs, padded] float32 or None.
+        num_strips: even.
+        num_blocks: even.
+        outputs: without padding.
+    """
+
+    def __init__(
+        self, weight: Tensor | Quantised, bias: Tensor | None = None, *, is_gated: bool = False
+    ) -> None:
+        numbers = weight.numbers if isinstance(weight, Quantised) else weight
+        self.outputs, self.inputs = numbers.shape
+        self._is_gated = is_gated
+        self.num_strips = -(-self.outputs // (2 * STRIP)) * 2
+        self.num_blocks = -(-self.inputs // (2 * BLOCK)) * 2
+        self.format = "bfloat16"
+        if isinstance(weight, Quantised):
+            self.format = "int8" if weight.least is None else "int4"
+        self.data = self._lay_out(weight)
+        self.bias = None
+        if bias is not None:
+            self.bias = self._in_turn(_grown(bias.float(), self.num_strips * STRIP)).contiguous()
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] the bfloat16 weight, laid out anew on each access."""
+        sizes = (self.num_strips, self.num_blocks, -1)
+        data = self.data.view(sizes)
+        if self.format == "bfloat16":
+            found = _rows(data.view(torch.bfloat16))
+        elif self.format == "int8":
+            numbers = _rows(data[..., : BLOCK * STRIP].view(torch.int8), is_halved=True)
+            found = Quantised(numbers, _scales(data[..., BLOCK * STRIP :])).floats()
+        else:
+            half = BLOCK * STRIP // 2
+            packed = data[..., :half]
+            numbers = _rows(torch.stack([packed & 15, packed >> 4], dim=-1).flatten(2))
+            scale, least = (_scales(data[..., half + at : half + at + 32]) for at in (0, 32))
+            found = Quantised(numbers, scale, least).floats()
+        return self._apart(found)[: self.outputs, : self.inputs].bfloat16()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a pass reads."""
+        return self.data.numel()
+
+    def _lay_out(self, weight: Tensor | Quantised) -> Tensor:
+        outputs, inputs = self.num_strips * STRIP, self.num_blocks * BLOCK
+
+        def tiles(rows: Tensor) -> Tensor:
+            """[strips, blocks, 16 input pairs, 16 outputs, 2]."""
+            rows = self._in_turn(_grown(rows, outputs, inputs))
+            return rows.view(-1, STRIP, self.num_blocks, STRIP, 2).permute(0, 2, 3, 1, 4)
+
+        def scales(rows: Tensor) -> Tensor:
+            """[strips, blocks, 32 bytes]."""
+            rows = self._in_turn(_grown(rows, outputs, self.num_blocks))
+            lines = rows.view(-1, STRIP, self.num_blocks).transpose(1, 2).contiguous()
+            return lines.view(torch.uint8)
+
+        if not isinstance(weight, Quantised):
+            return tiles(weight.bfloat16()).contiguous().view(torch.uint8).flatten()
+        numbers = tiles(weight.numbers)
+        if weight.least is None:
+            parts = [numbers.transpose(3, 4).contiguous().view(torch.uint8).flatten(2)]
+        else:
+            parts = [(numbers[..., 0] | numbers[..., 1] << 4).flatten(2)]
+        parts += [scales(part) for part in (weight.scale, weight.least) if part is not None]
+        return torch.cat(parts, dim=-1).flatten()
+
+    def _in_turn(self, rows: Tensor) -> Tensor:
+        """Strips of gate and other in turn."""
+        if not self._is_gated:
+            return rows
+        return rows.view(2, -1, STRIP, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+    def _apart(self, rows: Tensor) -> Tensor:
+        """The inverse of `_in_turn`."""
+        if not self._is_gated:
+            return rows
+        return rows.view(-1, 2, STRIP, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+
+def _rows(tiles: Tensor, *, is_halved: bool = False) -> Tensor:
+    """[out, in] from [strips, blocks, 512]; halved tiles hold even inputs, then odd ones."""
+    strips, blocks, _ = tiles.shape
+    split = (STRIP, 2, STRIP) if is_halved else (STRIP, STRIP, 2)  # pair, (half,) output
+    tiles = tiles.reshape(strips, blocks, *split)
+    if is_halved:
+        tiles = tiles.transpose(3, 4)
+    return tiles.permute(0, 3, 1, 2, 4).reshape(strips * STRIP, blocks * BLOCK)
+
+
+def _scales(lines: Tensor) -> Tensor:
+    """[out, blocks] float16 from [strips, blocks, 32 bytes]."""
+    return lines.contiguous().view(torch.float16).transpose(1, 2).flatten(0, 1)
+
+
+def _grown(rows: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
+    """Zeros below, and to the right if `inputs` is given."""
+    sizes = (outputs,) if inputs is None else (outputs, inputs)
+    if rows.shape == sizes:
+        return rows
+    grown = rows.new_zeros(sizes)
+    grown[tuple(slice(0, size) for size in rows.shape)] = rows
+    return grown
