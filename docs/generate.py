@@ -14,8 +14,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import torch
+
 from slipstream import methods
 from slipstream.cli.main import VERBS, load_verb
+from slipstream.trees.choices import EAGLE1, MEDUSA
+from slipstream.trees.dynamic import DynamicBuilder
+from slipstream.trees.mask import ancestors
+from slipstream.trees.sequoia import DEFAULT_ACCEPTANCE, best, expected
+from slipstream.trees.static import chain, complete
+from slipstream.types import DraftTree
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slipstream"
@@ -164,6 +172,87 @@ def example() -> str:
     return "\n\n".join(parts)
 
 
+def tree_mask() -> str:
+    """A tree of seven nodes and who sees whom in the pass over it."""
+    shape = complete(2, 2)
+    tree = DraftTree(torch.arange(7), torch.tensor(shape.parents))
+    sees = ancestors(tree.parents)
+    lines = ["```text", *_drawn(tree, lambda node: str(node)), ""]
+    lines.append("node  position    sees    " + " ".join(str(node) for node in range(7)))
+    for node in range(7):
+        marks = " ".join("x" if seen else "." for seen in sees[node].tolist())
+        lines.append(f"{node:<6}n + {int(tree.depths[node]):<8}prefix  {marks}")
+    return "\n".join([*lines, "```"])
+
+
+def tree_expansion() -> str:
+    """One level of a dynamic tree: the two best of four nodes are expanded, two children each."""
+    builder = DynamicBuilder(budget=5, depth=2, topk=4, beam=2)
+    builder.start(0)
+    builder.grow(torch.tensor([[0.95, 0.6, 0.3, 0.05]]).log(), torch.tensor([[1, 2, 3, 4]]))
+    confidences = torch.tensor([[0.9, 0.4], [0.7, 0.2]])
+    builder.grow(confidences.log(), torch.tensor([[5, 6], [7, 8]]))
+    kept = set(builder.finish().tokens.tolist())
+    builder.budget = 8
+    tree = builder.finish()
+    joint = [1.0]
+    for own, parent in zip(tree.log_probs.exp()[1:], tree.parents[1:], strict=True):
+        joint.append(joint[int(parent)] * float(own))
+
+    def label(node: int) -> str:
+        if not node:
+            return "root"
+        own = f"{float(tree.log_probs[node].exp()):.2g}"
+        stays = "kept" if int(tree.tokens[node]) in kept else "left out"
+        return f"{own:<6}joint {joint[node]:<7.3g}{stays}"
+
+    return "\n".join(["```text", *_drawn(tree, label), "```"])
+
+
+def tree_worth() -> str:
+    """Tokens per step of the fixed shapes, were each rank accepted as Sequoia's default says."""
+    lines = [
+        "| nodes | chain | complete binary | EAGLE-1, Medusa | Sequoia |",
+        "|---|---|---|---|---|",
+    ]
+    known = {25: EAGLE1, 63: MEDUSA}
+    for nodes in (4, 8, 16, 25, 63):
+        cells = [
+            expected(shape, DEFAULT_ACCEPTANCE) if shape else None
+            for shape in (
+                chain(nodes),
+                complete(2, nodes, nodes),
+                known.get(nodes),
+                best(DEFAULT_ACCEPTANCE, nodes),
+            )
+        ]
+        lines.append(f"| {nodes} | " + " | ".join(f"{c:.2f}" if c else "" for c in cells) + " |")
+    return "\n".join(lines)
+
+
+def tree_sequoia() -> str:
+    """Sequoia's shape of eight nodes; a label is the child's rank."""
+    shape = best(DEFAULT_ACCEPTANCE, 8)
+    tree = DraftTree(torch.tensor(shape.ranks), torch.tensor(shape.parents))
+    drawn = _drawn(tree, lambda node: f"child {shape.ranks[node] + 1}" if node else "root")
+    return "\n".join(["```text", *drawn, "```"])
+
+
+def _drawn(tree: DraftTree, label: Callable[[int], str]) -> list[str]:
+    """A tree as lines of text, children below their parents."""
+    children = defaultdict(list)
+    for node, parent in enumerate(tree.parents.tolist()):
+        children[parent].append(node)
+
+    def lines(node: int, indent: str) -> Iterator[str]:
+        for place, child in enumerate(children[node], start=1):
+            is_last = place == len(children[node])
+            yield f"{indent}{'`' if is_last else '|'}-- {label(child)}"
+            yield from lines(child, indent + ("    " if is_last else "|   "))
+
+    return [label(0), *lines(0, "")]
+
+
 def _result(path: Path, value: dict) -> str:
     """One bench file: table, conditions, chart."""
     lines = [
@@ -255,6 +344,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "layout": layout,
     "commands": commands,
     "papers": papers,
+    "tree-mask": tree_mask,
+    "tree-expansion": tree_expansion,
+    "tree-worth": tree_worth,
+    "tree-sequoia": tree_sequoia,
     **{f"method-{m.name}": (lambda name=m.name: method_record(name)) for m in methods.all()},
 }
 
