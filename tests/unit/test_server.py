@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from chats import PLAIN, byte_tokenizer
+from fakes import tiny_model
 from slipstream.data import server as module
 from slipstream.data.conversations import read_rows
 from slipstream.data.regenerate import regenerate
@@ -114,3 +115,33 @@ def test_no_server_is_told_at_once(url, monkeypatch):
     monkeypatch.setattr(Stub, "do_GET", lambda self: self.reply({"data": []}))
     with pytest.raises(DataError, match="names no model"):
         ServerAnswerer(url, tokenizer(), name="tiny", max_length=64)
+
+
+def test_the_command_asks_the_server_shard_by_shard(url, prompts, tmp_path, monkeypatch, capsys):
+    from slipstream.cli.main import main
+
+    model = tmp_path / "model"
+    tiny_model(vocab_size=261, eos_token_id=257).save_pretrained(model)
+    tokenizer().inner.save_pretrained(model)
+    monkeypatch.setattr("slipstream.target.hf.load_target", None)
+    common = ["slipstream", "data", "regenerate", "--prompts", prompts, "--model", model]
+    found = []
+    for shard in ("0/2", "1/2"):
+        output = tmp_path / f"answers-{shard[0]}.jsonl"
+        more = ["--server", url, "--shard", shard, "--output", output, "--json"]
+        monkeypatch.setattr("sys.argv", [str(x) for x in common + more])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert not stopped.value.code
+        assert json.loads(capsys.readouterr().out)["server"] == f"{url}/v1"
+        found.append({json.loads(line)["id"] for line in output.read_text().splitlines()})
+    assert found == [{"a", "a:2"}, {"b"}]
+    for more, says in (
+        (["--shard", "2/2", "--output", tmp_path / "x"], "shard is 2/2"),
+        (["--server-model", "m", "--output", tmp_path / "x"], "server-model"),
+        (["--server", url, "--method", "ngram", "--output", tmp_path / "x"], "method is ngram"),
+    ):
+        monkeypatch.setattr("sys.argv", [str(x) for x in common + more])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        assert stopped.value.code == 2 and says in capsys.readouterr().err

@@ -23,6 +23,7 @@ from slipstream.errors import DataError, OutputError, SettingError
 
 if TYPE_CHECKING:
     from slipstream.data.regenerate import Progress, Regenerated
+    from slipstream.data.server import ServerAnswerer
     from slipstream.target.hf import HFTarget
 
 app = typer.Typer(
@@ -42,6 +43,10 @@ MaxLengthOption = Annotated[
 LastTurnOption = Annotated[
     bool, typer.Option("--last-turn-only", help="Learn from the last answer of a row only.")
 ]
+ShardOption = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Only rows I, I+N, I+2N, ...: one of N machines."),
+]
 
 
 @app.command()
@@ -60,6 +65,14 @@ def regenerate(
     top_k: o.TopKOption = 0,
     seed: o.SeedOption = 0,
     limit: o.LimitOption = None,
+    shard: ShardOption = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", metavar="URL", help="Ask this OpenAI-compatible server instead."),
+    ] = None,
+    server_model: Annotated[
+        str | None, typer.Option("--server-model", help="The server's name for the model.")
+    ] = None,
     keep_history: Annotated[
         bool,
         typer.Option(
@@ -74,9 +87,17 @@ def regenerate(
 ) -> None:
     """Let the target answer prompts: the text a drafter should learn from.
 
-    Every finished answer is in the file at once; an interrupted run goes on with --resume.
+    Every finished answer is in the file at once; an interrupted run goes on with --resume. With
+    --server a cluster's engine answers; only the model's tokenizer is loaded here.
     """
     setup = o.Setup(model, method, drafter, dtype=dtype, device=device, threads=threads)
+    part = _shard(shard)
+    if server is None and server_model is not None:
+        raise SettingError("server-model", server_model, "nothing without --server", "leave it out")
+    if server is not None and (method != "none" or drafter is not None):
+        raise SettingError(
+            "method", method, "nothing with --server, which decodes as it likes", "leave it out"
+        )
     decoding = o.Decoding(max_new_tokens, temperature, top_k, top_p, seed)
     check_at_least_one("num-rows", num_rows)
     check_at_least_one("limit", limit)
@@ -85,9 +106,9 @@ def regenerate(
     from slipstream.data.regenerate import regenerate as run
     from slipstream.types import Sampling
 
-    rows = list(read_rows(prompts, limit=limit))
+    rows = list(read_rows(prompts, limit=limit))[part]
     with json_output(json) as writer, progress_bar("answering") as update:
-        engine = setup.load()
+        engine = setup.load() if server is None else _served(server, model, server_model)
         try:
             report = run(
                 engine,
@@ -133,6 +154,7 @@ def extract(
         int, typer.Option("--bits", help="Of a stored hidden value: 16, or 8 for half the disk.")
     ] = 16,
     skip: Annotated[int, typer.Option("--skip", help="Leave out this many rows first.")] = 0,
+    shard: ShardOption = None,
     limit: o.LimitOption = None,
     resume: ResumeOption = False,
     dtype: o.DtypeOption = "auto",
@@ -145,6 +167,7 @@ def extract(
     check_name("loops", loops, ("cut", "drop", "keep"))
     for name, value in (("limit", limit), ("max-prompt", max_prompt), ("threads", threads)):
         check_at_least_one(name, value)
+    _shard(shard)
     if bits not in (8, 16):
         raise SettingError("bits", bits, "8 or 16")
     if skip < 0:
@@ -174,6 +197,7 @@ def extract(
             skip=skip,
             loops=loops,
             last_turn_only=last_turn_only,
+            shard=shard,
             bits=bits,
             resume=resume,
             on_estimate=lambda plan: console().print(inspection.tell_estimate(plan, output)),
@@ -234,6 +258,25 @@ def inspect(
             writer.write(inspection.as_json(file, target.tokenizer, coverage, judged, seconds))
     if not json:
         inspection.show(target.tokenizer, coverage, judged)
+
+
+def _shard(text: str | None) -> slice:
+    """Which rows "1/4" stands for."""
+    from slipstream.data.extract import shard_of
+
+    return shard_of(text)
+
+
+def _served(url: str, model: str, served_name: str | None) -> ServerAnswerer:
+    """A server that stands in for the engine."""
+    quiet_libraries()
+    from slipstream.data.server import ServerAnswerer
+    from slipstream.target.hf import load_tokenizer
+
+    tokenizer, max_length = load_tokenizer(model)
+    return ServerAnswerer(
+        url, tokenizer, name=model, max_length=max_length, served_name=served_name
+    )
 
 
 def _check_file(path: Path) -> None:

@@ -25,7 +25,7 @@ from slipstream.data.store import (
     read_index,
 )
 from slipstream.data.supervise import supervise
-from slipstream.errors import DataError, OutputError
+from slipstream.errors import DataError, OutputError, SettingError
 from slipstream.models.readout import Readout
 
 ROWS_PER_SHARD = 64
@@ -145,6 +145,7 @@ def plan_texts(
     skip: int = 0,
     loops: str = "cut",
     last_turn_only: bool = False,
+    shard: str | None = None,
 ) -> Planned:
     """Tokens and masks of a data file's rows.
 
@@ -157,23 +158,43 @@ def plan_texts(
         skip: rows of the file to leave out at its beginning (held out).
         loops: `keep`, `cut` or `drop`.
         last_turn_only: learn from the last answer of a row only.
+        shard: "I/N" takes rows I, I+N, I+2N, ... of those.
 
     Raises:
+        SettingError: a shard that is not one.
         DataError: a row cannot be read, or the file teaches nothing.
     """
     counts: Counter[str] = Counter()
-    rows = list(_slice(read_rows(data), skip, limit))
+    rows = list(_slice(read_rows(data), skip, limit))[shard_of(shard)]
     making = {"max_length": max_length, "max_prompt": max_prompt, "loops": loops}
     texts = [
         prepare(row, tokenizer, **making, last_turn_only=last_turn_only, counts=counts)
         for row in rows
     ]
-    settings = making | {"skip": skip} | ({"last_turn_only": True} if last_turn_only else {})
+    settings = making | {"skip": skip, "last_turn_only": last_turn_only, "shard": shard}
     digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
     planned = Planned(Path(data), digest, texts, counts, settings)
     if not planned.num_tokens:
         raise DataError(f"{data} has no supervised token in {len(rows)} rows", f"counts: {counts}")
     return planned
+
+
+def shard_of(text: str | None) -> slice:
+    """The rows that one of several machines takes.
+
+    Raises:
+        SettingError: the text is not "I/N" with 0 <= I < N.
+
+    Example:
+        >>> list(range(10))[shard_of("1/4")]
+        [1, 5, 9]
+    """
+    if text is None:
+        return slice(None)
+    first, _, count = text.partition("/")
+    if not (first.isdigit() and count.isdigit() and int(first) < int(count)):
+        raise SettingError("shard", text, "I/N with I from 0 to N-1", "for example --shard 0/4")
+    return slice(int(first), None, int(count))
 
 
 @dataclass(frozen=True, slots=True)
