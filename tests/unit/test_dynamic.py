@@ -7,6 +7,7 @@ import torch
 
 from slipstream.errors import SettingError, ShapeError
 from slipstream.trees.dynamic import DynamicBuilder, rerank
+from slipstream.types import Drawn
 
 INF = float("inf")
 
@@ -51,7 +52,7 @@ def build(builder, drafter, root=9, seen=None):
         ]
 
 
-def twin(drafter, budget, depth, topk, root=9):
+def twin(drafter, budget, depth, topk, root=9, beam_size=None):
     """The paper in lists: no early stop, nothing left out of the frontier."""
     nodes = [(0.0, (root,))]
     beam = [(0.0, (root,))]
@@ -62,7 +63,8 @@ def twin(drafter, budget, depth, topk, root=9):
             for log_prob, token in list(zip(values.tolist(), ids.tolist(), strict=True))[:topk]:
                 level.append((joint + log_prob, (*prefix, token)))
         nodes += level
-        beam = sorted(level, key=lambda node: -node[0])[:topk]  # stable: earlier first
+        best = sorted(level, key=lambda node: -node[0])  # stable: earlier first
+        beam = best[: beam_size or topk]
     drafted = [node for node in nodes[1:] if node[0] > -INF]
     return {prefix for _, prefix in sorted(drafted, key=lambda node: -node[0])[:budget]}
 
@@ -84,6 +86,49 @@ def test_the_tree_is_the_twins(coarse, zeros):
             paths = prefixes_of(tree)
             assert len(set(paths)) == len(paths)
             assert set(paths[1:]) == twin(drafter, budget, depth, topk)
+
+
+@pytest.mark.parametrize("beam", [1, 2, 5, 40])
+def test_the_beam_may_differ_from_the_children(beam):
+    for seed in range(6):
+        drafter = TableDrafter(7, seed)
+        for budget, depth, topk in ((4, 3, 2), (25, 4, 3), (60, 3, 7)):
+            tree = build(DynamicBuilder(budget, depth, topk, beam=beam), drafter)
+            expected = twin(drafter, budget, depth, topk, beam_size=beam)
+            assert set(prefixes_of(tree)[1:]) == expected
+
+
+def test_a_cost_keeps_the_best_that_pay():
+    """The first nodes of the same tree in order of their probability; none if none pays."""
+    drafter = TableDrafter(7, 2)
+    whole = build(DynamicBuilder(30, 4, 4), drafter)
+    joint = dict.fromkeys(prefixes_of(whole), 0.0)
+    for path, log_prob in zip(prefixes_of(whole)[1:], whole.log_probs.tolist()[1:], strict=True):
+        joint[path] = joint[path[:-1]] + log_prob
+    ranked = sorted(prefixes_of(whole)[1:], key=lambda path: -joint[path])
+    sizes = []
+    for slope in (0.0, 0.02, 0.1, 0.5, 9.0):
+        builder = DynamicBuilder(30, 4, 4, cost=lambda n, slope=slope: 1 + slope * n)
+        tree = build(builder, drafter)
+        assert set(prefixes_of(tree)[1:]) == set(ranked[: tree.budget])
+        sizes.append(tree.budget)
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == 30 and sizes[-1] == 0
+    assert len(set(sizes)) > 3
+
+
+def test_children_wanted_of_each_node():
+    builder = DynamicBuilder(budget=9, depth=2, topk=3, beam=2)
+    assert builder.num_children == (3,)
+    builder.grow(torch.tensor([[-0.1, -2.0, -3.0]]), torch.tensor([[1, 2, 3]]))
+    assert builder.num_children == (3, 3)
+    builder.grow(torch.full((2, 3), -1.0), torch.zeros(2, 3, dtype=torch.int64))
+    assert builder.num_children == ()
+
+
+def test_drawn_children_are_refused():
+    drawn = Drawn(torch.ones(1, 1, dtype=torch.bool), torch.ones(1, 1))
+    with pytest.raises(SettingError, match="fixed before anything is drawn"):
+        DynamicBuilder(2, 2, 2).grow(torch.zeros(1, 1), torch.zeros(1, 1).long(), drawn)
 
 
 def test_log_probs_are_the_drafters_conditionals():
