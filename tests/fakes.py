@@ -408,6 +408,7 @@ def random_dflash(
     size: int = 61,
     is_shifted: bool = False,
     num_layers: int = 2,
+    path_rank: int = 0,
     **shape: object,
 ) -> object:
     """A DFlash drafter with random weights, blocks of 5 and a reduced vocabulary.
@@ -418,9 +419,10 @@ def random_dflash(
         size: U, draft vocabulary; it holds the mask token, which may still never be drafted.
         is_shifted: the read-out.
         num_layers: draft layers.
+        path_rank: of a path head, which is then drafted with (DSpark).
         **shape: tree, budget, depth, topk, width, children.
     """
-    from slipstream.drafters.dflash import DFlashDrafter
+    from slipstream.drafters.dflash import DFlashDrafter, PathDrafter
     from slipstream.formats.dflash import DFlashCheckpoint
     from slipstream.models.dflash import DFlash, DFlashConfig
     from slipstream.models.vocabulary import DraftVocabulary
@@ -436,13 +438,14 @@ def random_dflash(
         width=5,
         mask_token=int(ids[-1]),
         is_shifted=is_shifted,
+        path_rank=path_rank,
     )
     model = DFlash(config)
     for parameter in model.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
     made = DFlashCheckpoint(model.eval().to(target.spec.dtype), DraftVocabulary(ids, vocab_size))
-    drafter = DFlashDrafter.from_model(made, target, **shape)
+    drafter = (PathDrafter if path_rank else DFlashDrafter).from_model(made, target, **shape)
     drafter.checkpoint = made
     return drafter
 
@@ -490,6 +493,27 @@ def random_medusa(
     model = Medusa(MedusaConfig(hidden, 4, 1, rows, size, borrows))
     vocabulary = _randomise(model, target, seed=seed, size=size)
     return MedusaDrafter.from_model(MedusaCheckpoint(model.eval(), vocabulary), target, **shape)
+
+
+def random_eagle(target: object, *, seed: int = 0, size: int = 61, **shape: object) -> object:
+    """An EAGLE-1 drafter with random weights over a reduced vocabulary for a tiny target.
+
+    Args:
+        target: a `tiny_target`.
+        seed: of the weights.
+        size: U, draft vocabulary.
+        **shape: tree, budget, depth, topk, children.
+    """
+    from slipstream.drafters.eagle import FeatureEagleDrafter
+    from slipstream.formats.eagle import EagleCheckpoint
+    from slipstream.models.eagle import Eagle, EagleConfig
+
+    sizes = target.draft_shape()
+    del sizes["target_hidden_size"]
+    model = Eagle(EagleConfig(**sizes, draft_vocab_size=size))
+    vocabulary = _randomise(model, target, seed=seed, size=size)
+    made = EagleCheckpoint(model.eval(), vocabulary)
+    return FeatureEagleDrafter.from_model(made, target, **shape)
 
 
 def _randomise(model: torch.nn.Module, target: object, *, seed: int, size: int) -> object:

@@ -15,6 +15,7 @@ from fakes import (
     RandomDrafter,
     TableTarget,
     random_dflash,
+    random_eagle,
     random_eagle3,
     random_language,
     random_medusa,
@@ -85,15 +86,17 @@ def network_drafters(target: object, answers: list[list[int]]) -> dict[str, obje
     found = {name: drafters(answers)[name] for name in chosen}
     for tree in methods.get("eagle3").trees:
         found[f"eagle3-{tree}"] = random_eagle3(target, tree=tree)
-    for tree in methods.get("dflash").trees:
-        found[f"dflash-{tree}"] = random_dflash(target, tree=tree)
-    for tree in methods.get("medusa").trees:
+    for method in ("eagle", "eagle2", "hass"):  # one drafter, whose rollout is EAGLE-3's
+        record = methods.get(method)
+        found[method] = random_eagle(target, tree=record.tree, budget=record.budget)
+    for tree in ("chain", "kary"):
+        found[f"dflash-{tree}"] = random_dflash(target, tree=tree, topk=3)
+    found["ddtree"] = random_dflash(target, tree="best-first", budget=12)
+    found["dspark"] = random_dflash(target, tree="best-first", budget=12, path_rank=8)
+    for tree in ("best-first", "static"):
         found[f"medusa-{tree}"] = random_medusa(target, tree=tree)
-    for method in ("chain", "specinfer", "sequoia"):  # one drafter: a tree is tried once
-        for tree in methods.get(method).trees:
-            if method != "chain" and tree != methods.get(method).tree:
-                continue
-            found[f"{method}-{tree}"] = random_language(target, tree=tree, budget=7, topk=3)
+    for name, tree in (("chain", "chain"), ("specinfer", "kary"), ("sequoia", "sequoia")):
+        found[name] = random_language(target, tree=tree, budget=7, topk=3)
     found["eagle3+lookup"] = UnionDrafter(random_eagle3(target), NgramDrafter(), 16)
     found["lookahead+lookup"] = UnionDrafter(LookaheadDrafter(), NgramDrafter(), 25)
     found["half+lookup"] = UnionDrafter(found["half-tree"], NgramDrafter(), 12)

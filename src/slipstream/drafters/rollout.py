@@ -264,7 +264,7 @@ class Rollout:
             self._enlarge(self._cache.num_rows, needed + BLOCK)
         used = self._cache.begin(slots, widths)
         mask = None
-        if len(slots) > 1 or widths[0] > 1:  # a single node sees all there is
+        if len(slots) > 1 or bool(sees[0][1].any()):  # nothing is hidden from a chain's node
             num_nodes = tokens.shape[1]
             mask = _hidden(num_nodes, self._network.dtype, used, len(slots))
             for row, (base, hidden) in enumerate(sees):
