@@ -5,12 +5,15 @@ Example:
     >>> engine = slipstream.load("smollm2-135m", method="eagle3")  # doctest: +SKIP
     >>> engine.generate("What is a slipstream?").text  # doctest: +SKIP
 
-The public names are loaded on first use, so that `import slipstream` costs nothing.
+The public names are loaded on first use, so that `import slipstream` costs nothing. The threads of
+torch's products are told to sleep while they wait, unless OMP_WAIT_POLICY says otherwise: spinning
+ones make a product tens of times slower as soon as another program takes a core.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from slipstream.types import DraftTree, Sampling
 
     __version__: str
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported, later
 
 __all__ = ["DraftTree", "Drafter", "Engine", "Sampling", "__version__", "load", "methods"]
 
