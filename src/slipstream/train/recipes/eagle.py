@@ -26,11 +26,13 @@ from slipstream.train.objectives.feature import FeatureRegression
 from slipstream.train.objectives.hass import HarmonisedAlignment
 from slipstream.train.recipes.recipe import Material, Recipe, Settings
 
-PASS = 0.3
-"""How much of a feature the layer passes on at the start: features of neighbours are not alike."""
+PASS = 0.6
+"""How much of a feature the layer passes on at the start: neighbours are only partly alike."""
 
-QUIET = 0.04
-"""Scale of what the layer writes at the start, about 1 / rms of the default model's stream."""
+QUIET = 0.02
+"""Scale of what the layer writes at the start; 1 / rms of the default model's stream is 0.04.
+After 30 steps of 768 tokens at learning rate 1e-3 the held-out loss was 1.56 with these two, 1.71
+with 0.3 and 0.04."""
 
 
 class EagleSettings(Settings):
