@@ -7,7 +7,20 @@ import pytest
 from slipstream.data.conversations import read_rows
 
 BENCHMARK = Path(str(resources.files("slipstream"))) / "assets" / "benchmark"
-ROWS = {"mt_bench": 80, "gsm8k_test": 200, "humaneval": 164, "spec_bench": 480}
+ROWS = {
+    "mt_bench": 80,
+    "gsm8k_test": 200,
+    "humaneval": 164,
+    "mbpp_test": 500,
+    "multilingual_mix": 112,
+    "spec_bench": 480,
+}
+LICENCES = {  # a phrase of the text to the name in the table
+    "Apache License": "Apache-2.0",
+    "MIT License": "MIT",
+    "Open Data Commons": "ODC-By-1.0",
+    "Creative Commons": "CC-BY-4.0",
+}
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -19,9 +32,9 @@ def test_a_prompt_set_has_its_rows_and_its_licence(name):
     licence = (BENCHMARK / "LICENSES" / f"{name}.txt").read_text(encoding="utf-8")
     readme = (BENCHMARK / "README.md").read_text(encoding="utf-8")
     (line,) = [line for line in readme.splitlines() if line.startswith(f"| `{name}`")]
-    is_apache = "Apache License" in licence
-    assert ("Apache-2.0" if is_apache else "MIT") in line
-    assert str(ROWS[name]) in line
+    named = [short for phrase, short in LICENCES.items() if phrase in licence]
+    assert named and all(short in line for short in named)
+    assert f"| {ROWS[name]} |" in line
 
 
 def test_nothing_else_ships_and_it_stays_small():

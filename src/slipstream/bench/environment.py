@@ -104,6 +104,28 @@ def busy_share(seconds: float = WATCH_SECONDS) -> float | None:
     return (after[0] - before[0]) / (after[1] - before[1])
 
 
+class Watch:
+    """How much of all CPU time others take while this process works, from now on."""
+
+    def __init__(self) -> None:
+        self._before = _cpu_ticks()
+        self._own = _own_seconds()
+
+    def others(self) -> float | None:
+        """Their share since the watch began; None where the system does not tell."""
+        after = _cpu_ticks()
+        if self._before is None or after is None or after[1] <= self._before[1]:
+            return None
+        own = (_own_seconds() - self._own) * os.sysconf("SC_CLK_TCK")
+        return max(0.0, after[0] - self._before[0] - own) / (after[1] - self._before[1])
+
+
+def _own_seconds() -> float:
+    """CPU seconds of this process and of its children that ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def _cpu_ticks() -> tuple[int, int] | None:
     """(busy, all) clock ticks of all processors since start-up."""
     try:

@@ -14,6 +14,7 @@ import numpy as np
 
 NUM_RESAMPLES = 1000
 LEVEL = 0.95
+PERCENTS = (50, 90, 99)
 SEED = 0
 
 Interval = tuple[float, float]
@@ -112,18 +113,42 @@ def whole_rate(samples: Sequence[Sample]) -> float | None:
     return _ratio(sum(s.num_tokens for s in samples), seconds)
 
 
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """p50, p90 and p99 of some values; None without values.
+
+    Example:
+        >>> percentiles([1.0, 2.0, 3.0])["p50"]
+        2.0
+    """
+    if not values:
+        return None
+    found = np.quantile(np.asarray(values, float), [percent / 100 for percent in PERCENTS])
+    return {f"p{percent}": float(value) for percent, value in zip(PERCENTS, found, strict=True)}
+
+
+def prefill_latency(samples: Sequence[Sample]) -> dict[str, float] | None:
+    """Percentiles over answers of the seconds from prompt to first token."""
+    return percentiles([s.prefill_seconds for s in samples])
+
+
+def token_latency(samples: Sequence[Sample]) -> dict[str, float] | None:
+    """Percentiles over answers of the mean seconds per token after the first."""
+    return percentiles([s.decode_seconds / s.num_decoded for s in samples if s.num_decoded])
+
+
 def speedup(samples: Sequence[Sample], plain: Sequence[Sample]) -> float | None:
     """Decoding rate over plain decoding's, same prompts, same run."""
     fast, slow = decode_rate(samples), decode_rate(plain)
     return fast / slow if fast is not None and slow else None
 
 
-def _resamples(count: int) -> np.ndarray:
+def resamples(count: int) -> np.ndarray:
     """[NUM_RESAMPLES, count] int64, prompts drawn with replacement, the same on every call."""
     return np.random.default_rng(SEED).integers(0, count, size=(NUM_RESAMPLES, count))
 
 
-def _interval(values: np.ndarray) -> Interval | None:
+def interval(values: np.ndarray) -> Interval | None:
+    """The middle 95% of resampled values that are finite; None without any."""
     values = values[np.isfinite(values)]
     if not len(values):
         return None
@@ -131,7 +156,8 @@ def _interval(values: np.ndarray) -> Interval | None:
     return float(low), float(high)
 
 
-def _resampled_ratio(above: Sequence[float], below: Sequence[float], draw: np.ndarray):
+def resampled_ratio(above: Sequence[float], below: Sequence[float], draw: np.ndarray) -> np.ndarray:
+    """[NUM_RESAMPLES] pooled ratio of two per-answer sums, for every row of `draw`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(above, float)[draw].sum(1) / np.asarray(below, float)[draw].sum(1)
 
@@ -140,9 +166,9 @@ def tau_interval(samples: Sequence[Sample]) -> Interval | None:
     """95% bootstrap interval of `tau` over prompts; None below two prompts."""
     if len(samples) < 2:
         return None
-    draw = _resamples(len(samples))
+    draw = resamples(len(samples))
     emitted = [s.num_decoded for s in samples]
-    return _interval(_resampled_ratio(emitted, [s.num_target_passes for s in samples], draw))
+    return interval(resampled_ratio(emitted, [s.num_target_passes for s in samples], draw))
 
 
 def speedup_interval(samples: Sequence[Sample], plain: Sequence[Sample]) -> Interval | None:
@@ -155,13 +181,13 @@ def speedup_interval(samples: Sequence[Sample], plain: Sequence[Sample]) -> Inte
     assert [s.prompt_index for s in samples] == [s.prompt_index for s in plain], "paired"
     if len(samples) < 2:
         return None
-    draw = _resamples(len(samples))
+    draw = resamples(len(samples))
     rates = [
-        _resampled_ratio([s.num_decoded for s in of], [s.decode_seconds for s in of], draw)
+        resampled_ratio([s.num_decoded for s in of], [s.decode_seconds for s in of], draw)
         for of in (samples, plain)
     ]
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _interval(rates[0] / rates[1])
+        return interval(rates[0] / rates[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ class Row:
             token: drafted tokens kept per pass.
         speedup: decoding rate over plain decoding's in the same run, over the prompts whose
             tokens are plain decoding's (ties included); None where there are none.
+        prefill_latency: p50, p90 and p99 over answers, seconds from prompt to first token.
+        token_latency: likewise, mean seconds per token after the first.
+        lossless: the answers have the target's law; False where the rule gives that up.
         loops: share of the answers that end in a repetition loop.
         tau_without_loops: tau over the other answers.
         identical: answers equal to plain decoding's; `ties` part from it at a true tie,
@@ -62,6 +65,9 @@ class Row:
     cost_ratio: float | None
     other_share: float | None
     efficiency: float | None
+    prefill_latency: dict[str, float] | None
+    token_latency: dict[str, float] | None
+    lossless: bool
     loops: float
     tau_without_loops: float | None
     identical: int | None = None
@@ -86,6 +92,7 @@ def make_row(
     temperature: float,
     num_rows: int,
     equality: Equality | None,
+    lossless: bool = True,
 ) -> Row:
     """Sum one method's answers up.
 
@@ -97,6 +104,7 @@ def make_row(
         temperature: of the run.
         num_rows: batch size.
         equality: None where equality is not promised (then every prompt counts for speed-up).
+        lossless: the answers have the target's law.
     """
     fair = [
         i for i, s in enumerate(samples) if not equality or s.prompt_index not in equality.different
@@ -134,6 +142,9 @@ def make_row(
         cost_ratio=spent and spent.cost_ratio,
         other_share=spent and spent.other_share,
         efficiency=measures.efficiency(mine, theirs),
+        prefill_latency=measures.prefill_latency(samples),
+        token_latency=measures.token_latency(samples),
+        lossless=lossless,
         loops=sum(s.is_loop for s in samples) / len(samples) if samples else 0.0,
         tau_without_loops=measures.tau([s for s in samples if not s.is_loop]),
         identical=counts and counts[0],

@@ -155,6 +155,11 @@ def promises_equality(engine: Generates, sampling: Sampling) -> bool:
     return sampling.is_greedy or engine.describe().get("verifier") in (None, "walk")
 
 
+def keeps_the_law(engine: Generates, sampling: Sampling) -> bool:
+    """True where answers have the target's law: any rule when greedy, else all but lossy ones."""
+    return sampling.is_greedy or bool(engine.describe().get("lossless", True))
+
+
 def run(
     engines: Mapping[str, Generates],
     tasks: Mapping[str, Sequence[BenchPrompt]],
@@ -184,7 +189,7 @@ def run(
             for task, prompts in tasks.items()
         ],
     )
-    before = environment.busy_share()
+    before, watch = environment.busy_share(), environment.Watch()
     plan = [(t, n, task) for t in settings.temperatures for n in settings.rows for task in tasks]
     total, done = sum(-(-len(tasks[task]) // n) for _, n, task in plan), 0
 
@@ -205,7 +210,8 @@ def run(
                 break
     except KeyboardInterrupt:
         report.is_partial = True
-    _note(report, before, environment.busy_share())
+    during = watch.others()
+    _note(report, (before, during, environment.busy_share()))
     if max(settings.temperatures) > 0:
         report.notes += _lossy(engines)
     return report
@@ -265,7 +271,9 @@ def _add_rows(
     for name, samples in measured.samples.items():
         is_equal = promises_equality(engines[name], judge.sampling)
         equality = compare(samples, plain, prompts, judge) if is_equal else None
-        report.rows.append(make_row(task, name, samples, plain, equality=equality, **where))
+        is_lossless = keeps_the_law(engines[name], judge.sampling)
+        row = make_row(task, name, samples, plain, equality=equality, lossless=is_lossless, **where)
+        report.rows.append(row)
         report.samples += [
             {"task": task, "method": name, **where, **_brief(sample, prompts)} for sample in samples
         ]
@@ -279,6 +287,7 @@ def _brief(sample: Sample, prompts: Sequence[BenchPrompt]) -> dict[str, object]:
         "num_tokens": sample.num_tokens,
         "num_target_passes": sample.num_target_passes,
         "tau": measures.tau([sample]),
+        "prefill_seconds": sample.prefill_seconds,
         "decode_seconds": sample.decode_seconds,
         "finish_reason": sample.finish_reason,
         "is_loop": sample.is_loop,
@@ -296,10 +305,9 @@ def _lossy(engines: Mapping[str, Generates]) -> list[str]:
     ]
 
 
-def _note(report: BenchReport, before: float | None, after: float | None) -> None:
+def _note(report: BenchReport, busy_shares: Sequence[float | None]) -> None:
     """Say what a reader must know: a busy machine, methods that lose, answers that differ."""
-    shares = [share for share in (before, after) if share is not None]
-    busy = max(shares) if shares else None
+    busy = max((share for share in busy_shares if share is not None), default=None)
     is_busy = busy is not None and busy > environment.BUSY_SHARE
     report.environment |= {"busy_share": busy, "is_busy": is_busy}
     if is_busy:

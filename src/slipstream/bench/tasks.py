@@ -1,7 +1,11 @@
 """The prompt sets that ship, by name, and what a bench needs of a prompt.
 
 A set is a file of `assets/benchmark`, found by its name (`mt_bench`, `gsm8k`, `humaneval`, ...).
-`NAME/FAMILY` keeps one family of it (`spec_bench/translation`). Only the first user turn is asked.
+`NAME/FAMILY` keeps one family of it (`multilingual/chat`), and Spec-Bench's families have names of
+their own (`translation`, `qa`, `rag`, ...). Only the first user turn is asked.
+
+Paper: Xia et al. 2024, Spec-Bench, arXiv:2401.07851, section 4 (six task families).
+Differs: the six are asked for one by one; its multi-turn family is `mt_bench`, first turns only.
 """
 
 from __future__ import annotations
@@ -17,6 +21,9 @@ from pathlib import Path
 from slipstream.errors import DataError, SettingError, UnknownNameError
 
 SUFFIXES = (".jsonl.gz", ".jsonl")
+SPEC_BENCH = "spec_bench"
+FAMILIES = ("translation", "summarization", "qa", "math_reasoning", "rag")
+"""Families of Spec-Bench that are tasks by their own name; its sixth is `mt_bench`."""
 CODE_REQUEST = (
     "Complete the following Python function. Answer with the whole function.\n\n```python\n{}\n```"
 )
@@ -65,11 +72,17 @@ def known(place: Path | None = None) -> dict[str, Path]:
     return found
 
 
+def names(place: Path | None = None) -> list[str]:
+    """Every task that can be asked for by one word."""
+    sets = known(place)
+    return sorted({*sets, *(FAMILIES if SPEC_BENCH in sets else ())})
+
+
 def read_task(name: str, *, limit: int | None = None, place: Path | None = None) -> list[TaskText]:
     """The prompts of a task, spread evenly over its file when limited.
 
     Args:
-        name: a task, or TASK/FAMILY.
+        name: a task, a family of Spec-Bench, or TASK/FAMILY.
         limit: at most this many prompts.
         place: folder of prompt sets; the shipped one by default.
 
@@ -81,14 +94,14 @@ def read_task(name: str, *, limit: int | None = None, place: Path | None = None)
     if limit is not None and limit < 1:
         raise SettingError("limit", limit, "1 or more", "leave --limit out for all prompts")
     tasks = known(place)
-    task, _, family = name.partition("/")
+    task, _, family = (f"{SPEC_BENCH}/{name}" if name in FAMILIES else name).partition("/")
     key = task.removesuffix("_test").removesuffix("_mix")
     if key not in tasks:
-        raise UnknownNameError("task", task, tasks)
+        raise UnknownNameError("task", name, names(place))
     rows = [_text(name, key, row) for row in _rows(tasks[key])]
     if family:
         families = sorted({row.family for row in rows})
-        rows = [row for row in rows if row.family == family]
+        rows = [row for row in rows if row.family == family or row.family.startswith(f"{family}/")]
         if not rows:
             raise UnknownNameError(f"family of {task}", family, families)
     if limit is None or limit >= len(rows):
