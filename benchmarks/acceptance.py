@@ -169,6 +169,7 @@ def measure(pairs: list[Pair], *, draws: int, seed: int = 0) -> list[dict[str, o
         for pair in pairs:
             p, q = ((x / temperature).softmax(-1) for x in (pair.target, pair.draft))
             seen = (p > NEGLIGIBLE) | (q > NEGLIGIBLE)
+            seen[q.topk(CHILDREN).indices] = True
             p, q = p[seen] / p[seen].sum(), q[seen] / q[seen].sum()
             by_rule = acceptance(p, q, generator, draws)
             found.append([by_rule[rule] for rule in RULES])

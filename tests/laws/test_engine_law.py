@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 import torch
 
-from fakes import TableTarget
+from fakes import TableTarget, random_eagle3, tiny_target
 from slipstream import methods
 from slipstream.drafters.candidates import pick
 from slipstream.engine.engine import Engine
@@ -133,6 +133,19 @@ def test_greedy_answers_are_plain_decodings(name: str) -> None:
     for prompt in ([0, 1], [2, 2], [1, 0, 2]):
         result = engine.generate(prompt, max_new_tokens=20)
         assert list(result.token_ids) == engine.target.answer(prompt, 20)
+
+
+@pytest.mark.parametrize("name", methods.VERIFIERS)
+def test_a_drafter_with_a_network_draws_what_the_rule_needs(name: str) -> None:
+    """Every fixed tree, a reduced draft vocabulary: nothing is refused, and something is kept."""
+    target = tiny_target()
+    for tree in ("chain",) if name in methods.FOR_CHAINS else methods.FIXED_TREES:
+        drafter = random_eagle3(
+            target, tree=tree, budget=6, depth=3, topk=3, children=methods.CHILDREN[name]
+        )
+        engine = Engine(target, drafter, methods.resolve(methods.VERIFIERS[name]))
+        result = engine.generate([1, 2, 3], max_new_tokens=60, temperature=3.0, seed=1)
+        assert result.num_tokens == 60 and result.tau > 1
 
 
 @pytest.mark.parametrize("name", [n for n in methods.VERIFIERS if methods.CHILDREN[n] != "chosen"])
