@@ -29,6 +29,7 @@ class Shape:
     budget: int
     depth: int
     topk: int
+    width: int | None = None
 
 
 def load(
@@ -41,6 +42,7 @@ def load(
     budget: int | None = None,
     depth: int | None = None,
     topk: int | None = None,
+    width: int | None = None,
     lookup: bool = False,
     dtype: str = "auto",
     device: str = "auto",
@@ -59,6 +61,7 @@ def load(
         budget: drafted nodes, root not counted.
         depth: deepest drafted node.
         topk: children scored per node.
+        width: slots of a drafted block, of methods that draft blocks; None takes the checkpoint's.
         lookup: merge in what prompt lookup proposes, on top of the budget.
         dtype: of the target's weights.
         device: where it runs.
@@ -74,7 +77,8 @@ def load(
     """
     is_own = drafter is not None and not isinstance(drafter, str | Path)
     record = _own(drafter) if is_own else methods.get(method)
-    shape = decide(record, tree=tree, verifier=verifier, budget=budget, depth=depth, topk=topk)
+    shape = decide(record, tree=tree, verifier=verifier, budget=budget, depth=depth, topk=topk,
+                   width=width)  # fmt: skip
     if lookup:
         _check_lookup(shape.verifier)
     if drafter is not None and not is_own and not record.needs_checkpoint:
@@ -114,14 +118,14 @@ def decide(method: Method, **wishes: Any) -> Shape:
 
     Args:
         method: the record.
-        **wishes: tree, verifier, budget, depth, topk; None or absent takes the default.
+        **wishes: tree, verifier, budget, depth, topk, width; None or absent takes the default.
 
     Raises:
         UnknownNameError: no such tree or verifier.
         SettingError: a number is below 1, or the method cannot draft or judge so.
     """
     given = {name: value for name, value in wishes.items() if value is not None}
-    for name in ("budget", "depth", "topk"):
+    for name in ("budget", "depth", "topk", "width"):
         if given.get(name, 1) < 1:
             raise SettingError(
                 name, given[name], "1 or more", "to draft nothing, use --method none"
@@ -155,6 +159,7 @@ def decide(method: Method, **wishes: Any) -> Shape:
         budget=budget,
         depth=depth,
         topk=1 if tree == "chain" else given.get("topk", method.topk),
+        width=given.get("width"),
     )
 
 
@@ -165,6 +170,14 @@ def _check_used(method: Method, tree: str, given: dict[str, Any]) -> None:
             raise SettingError(
                 name, given[name], "nothing: none drafts nothing", f"leave {name} out"
             )
+    if "width" in given and not method.has_width:
+        blocks = ", ".join(each.name for each in methods.all() if each.has_width)
+        raise SettingError(
+            "width",
+            given["width"],
+            f"nothing: {method.name} drafts no blocks",
+            f"leave width out, or choose a method that does: {blocks}",
+        )
     if tree in ("chain", "static") and given.get("topk", 1) != 1:
         raise SettingError(
             "topk", given["topk"], f"nothing: a {tree} tree has no use for it", "leave topk out"

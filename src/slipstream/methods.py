@@ -70,6 +70,7 @@ class Method:
         depth: default depth of the deepest drafted node.
         topk: default children scored per node, which is also the beam.
         weights: method whose checkpoints it runs on; its own when empty.
+        has_width: it drafts blocks, whose width can be asked for.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Method:
     depth: int = 0
     topk: int = 1
     weights: str = ""
+    has_width: bool = False
 
     @property
     def needs_checkpoint(self) -> bool:
@@ -268,14 +270,50 @@ _METHODS = (
         paper="DFlash, arXiv:2602.06036",
         drafter="slipstream.drafters.dflash:DFlashDrafter",
         model="slipstream.models.dflash:DFlash",
-        trees=("chain", "kary", "static", "sequoia", "best-first"),
+        trees=("chain", "best-first", "sequoia", "kary", "static"),
+        verifiers=tuple(VERIFIERS),
         objective="slipstream.train.objectives.dflash:BlockDiffusion",
         formats=("slipstream", "z-lab"),
         note="a whole block in one pass, whatever its length",
         tree="chain",
-        budget=7,
-        depth=7,
-        topk=1,
+        budget=16,
+        depth=16,
+        topk=4,
+        has_width=True,
+    ),
+    Method(
+        name="ddtree",
+        title="DDTree",
+        paper="DDTree, arXiv:2604.12989",
+        drafter="slipstream.drafters.dflash:DFlashDrafter",
+        model="slipstream.models.dflash:DFlash",
+        trees=("best-first", "sequoia", "kary", "static", "chain"),
+        verifiers=tuple(VERIFIERS),
+        formats=("slipstream", "z-lab"),
+        note="DFlash's weights, the likeliest prefixes of its block as a tree",
+        tree="best-first",
+        budget=16,
+        depth=16,
+        topk=4,
+        weights="dflash",
+        has_width=True,
+    ),
+    Method(
+        name="dspark",
+        title="DSpark",
+        paper="DSpark, arXiv:2607.05147",
+        drafter="slipstream.drafters.dflash:PathDrafter",
+        model="slipstream.models.dflash:DFlash",
+        trees=("best-first", "sequoia", "kary", "static", "chain"),
+        verifiers=tuple(VERIFIERS),
+        objective="slipstream.train.objectives.dflash:BlockDiffusion",
+        formats=("slipstream",),
+        note="DFlash and a head that scores a token by the one before it",
+        tree="best-first",
+        budget=16,
+        depth=16,
+        topk=4,
+        has_width=True,
     ),
 )
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from fakes import random_dflash, tiny_target
-from slipstream.drafters.dflash import DFlashDrafter
+from slipstream.drafters.dflash import DFlashDrafter, PathDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import CheckpointError, DrafterMismatchError, SettingError
@@ -148,6 +148,118 @@ def test_a_narrower_block_drafts_fewer_and_a_wider_one_is_refused():
             random_dflash(target, width=width)
 
 
+def conditional(drafter, target, tokens, level, parent):
+    """[U] logits of a slot after its parent's token, by the plain pass."""
+    logits = plain_logits(drafter, target, tokens, drafter.width)[level]
+    head = target.head()[drafter.checkpoint.vocabulary.target_ids]
+    model = drafter.checkpoint.model
+    if model.path is not None:
+        logits = logits + head @ model.path(target.embedding()[parent])
+    ids = drafter.checkpoint.vocabulary.target_ids
+    return logits.masked_fill(ids == model.config.mask_token, float("-inf"))
+
+
+@pytest.mark.parametrize("tree", ["chain", "best-first"])
+def test_with_a_path_head_a_childs_score_depends_on_its_parent(tree):
+    target = tiny_target(dtype=torch.float64)
+    drafter = random_dflash(target, tree=tree, budget=20, path_rank=8)
+    row = FakeRow(PROMPT)
+    drafter.open(row, features_of(target, PROMPT[:-1], drafter.taps))
+    made = drafter.propose([row])[0]
+    ids = drafter.checkpoint.vocabulary.target_ids.tolist()
+    tokens, parents, depths = made.tokens.tolist(), made.parents.tolist(), made.depths.tolist()
+    assert len(made) == (5 if tree == "chain" else 21)
+    for node in range(1, len(made)):
+        parent = parents[node]
+        q = conditional(drafter, target, PROMPT, depths[node] - 1, tokens[parent]).log_softmax(-1)
+        assert float(made.log_probs[node]) == pytest.approx(q[ids.index(tokens[node])].item())
+
+
+@pytest.mark.parametrize("path_rank", [0, 8])
+@pytest.mark.parametrize("children", ["drawn", "distinct", "mixed"])
+def test_what_is_drawn_comes_with_its_exact_q(children, path_rank):
+    """q is the slot's softmax after the parent's token at T, 0 outside the draft vocabulary."""
+    target = tiny_target(dtype=torch.float64)
+    options = {"tree": "kary", "topk": 2, "budget": 6, "children": children}
+    drafter = random_dflash(target, path_rank=path_rank, **options)
+    row = FakeRow(PROMPT, temperature=0.7, seed=5)
+    drafter.open(row, features_of(target, PROMPT[:-1], drafter.taps))
+    made = drafter.propose([row])[0]
+    ids, tokens = drafter.checkpoint.vocabulary.target_ids, made.tokens.tolist()
+    for node in {int(parent) for parent in made.parents[1:]}:
+        logits = conditional(drafter, target, PROMPT, int(made.depths[node]), tokens[node])
+        expected = torch.zeros(97, dtype=torch.float64)
+        expected[ids] = (logits / 0.7).softmax(-1)
+        below = (made.parents == node).nonzero()[:, 0].tolist()
+        if children == "mixed":
+            chosen = [tokens[child] for child in below if not made.is_drawn[child]]
+            assert chosen == [int(expected.argmax())]
+            expected[chosen] = 0
+            expected /= expected.sum()
+        else:
+            assert bool(made.is_drawn[below].all())
+        assert torch.allclose(made.draft_probs[node].double(), expected, atol=1e-5)
+        if children != "drawn":
+            assert len({tokens[child] for child in below}) == len(below)
+
+
+def expected_length(tree, follows):
+    """Expected accepted drafts of a tree under a Markov law over (token before, token)."""
+    reach, tokens = [1.0], tree.tokens.tolist()
+    for node, parent in enumerate(tree.parents.tolist()[1:], start=1):
+        reach.append(reach[parent] * float(follows[tokens[parent], tokens[node]]))
+    return sum(reach[1:])
+
+
+def test_a_tree_of_paths_beats_a_tree_of_marginals(monkeypatch):
+    """Four likely beginnings, each with one likely continuation: marginals mix them up."""
+    target = tiny_target(dtype=torch.float64)
+    root, starts = 1, torch.arange(10, 14)
+    follows = torch.full((97, 97), 1e-4, dtype=torch.float64)
+    follows[root, starts] = 0.25
+    for depth in range(3):
+        follows[starts + 10 * depth, starts + 10 * (depth + 1)] = 0.9
+    follows /= follows.sum(-1, keepdim=True)
+    marginals, now = [], torch.eye(97, dtype=torch.float64)[root]
+    for _ in range(4):
+        now = now @ follows
+        marginals.append(now)
+    lengths = {}
+    for path_rank in (0, 4):
+        drafter = random_dflash(
+            target, size=97, tree="best-first", budget=8, topk=4, path_rank=path_rank
+        )
+        logits = torch.stack(marginals).log()[None]
+        monkeypatch.setattr(drafter, "_denoise", lambda _rows, logits=logits: logits)
+        monkeypatch.setattr(
+            drafter._network, "after", lambda _logits, tokens: follows[tokens].log(), raising=False
+        )
+        row = FakeRow([5, root])
+        drafter.open(row, features_of(target, [5], drafter.taps))
+        lengths[path_rank] = expected_length(drafter.propose([row])[0], follows)
+    assert lengths[4] > 1.5 * lengths[0]
+
+
+def test_drafting_by_paths_needs_a_path_head():
+    target = tiny_target()
+    with pytest.raises(CheckpointError, match="no path head, which dspark needs"):
+        PathDrafter.from_model(random_dflash(target).checkpoint, target)
+    made = random_dflash(target, path_rank=4).checkpoint
+    assert DFlashDrafter.from_model(made, target, tree="best-first")._is_marginal
+
+
+def test_a_budget_may_pay_for_itself():
+    """With passes that cost more by the token, fewer nodes are kept; none when none pays."""
+    target = tiny_target()
+    sizes = []
+    for cost in (lambda _n: 1.0, lambda n: 1.0 + 0.03 * n, lambda n: n**3.0):
+        drafter = random_dflash(target, tree="best-first", budget=24, cost=cost)
+        row = FakeRow(PROMPT)
+        drafter.open(row, features_of(target, PROMPT[:-1], drafter.taps))
+        sizes.append(drafter.propose([row])[0].budget)
+    assert sizes[0] == 24 > sizes[1] > sizes[2] == 0
+
+
 def test_default_taps_are_one_above_the_papers_layers():
     assert default_taps(30) == (2, 9, 15, 21, 28)
     assert default_taps(36) == (2, 10, 18, 26, 34)
@@ -161,14 +273,9 @@ def test_the_mask_token_never_occurs_in_text():
         choose_mask_token((), vocab_size=96, num_rows=96, name="x")
 
 
-def checkpoint(*, is_shifted=False, full=False):
-    return random_dflash(tiny_target(), is_shifted=is_shifted, size=97 if full else 61).checkpoint
-
-
-@pytest.mark.parametrize("is_shifted", [False, True])
-@pytest.mark.parametrize("full", [False, True])
-def test_what_is_written_is_read(tmp_path, is_shifted, full):
-    made = checkpoint(is_shifted=is_shifted, full=full)
+@pytest.mark.parametrize("options", [{}, {"is_shifted": True}, {"size": 97}, {"path_rank": 8}])
+def test_what_is_written_is_read(tmp_path, options):
+    made = random_dflash(tiny_target(), **options).checkpoint
     files.write(made, tmp_path / "a", dtype=torch.float32, card={"step": 1})
     read = files.read(tmp_path / "a", target_layers=4)
     assert read.model.config == made.model.config
@@ -220,7 +327,7 @@ def test_a_foreign_checkpoint_is_read_and_drafts(tmp_path):
 
 
 def test_what_we_write_has_their_layer_ids(tmp_path):
-    made = checkpoint(full=True)
+    made = random_dflash(tiny_target(), size=97).checkpoint
     files.write(made, tmp_path / "a")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["dflash_config"]["target_layer_ids"] == [t - 1 for t in made.model.config.taps]

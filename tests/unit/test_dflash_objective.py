@@ -246,6 +246,30 @@ def test_one_batch_can_be_overfitted(is_shifted):
     assert float((loss.prefix_hits / loss.prefix_count)[-1]) > 0.9
 
 
+def test_a_path_head_learns_on_a_network_that_stays():
+    """Fresh it changes nothing; trained alone it tells what follows which token."""
+    model, vocabulary, readout = network()
+    objective = BlockDiffusion(vocabulary, density=4.0, hard=1.0, only_path=True)
+    text = sample(24)
+    tokens = vocabulary.target_ids[(3 * torch.arange(24)) % 5]  # each token has one successor
+    best = torch.cat([tokens[1:], tokens[:1]])
+    batch = batch_of([Sample(tokens, text.loss_mask, best, text.features, text.last_hidden)])
+    without = objective(model, batch, readout).total
+    model.add_path(6)
+    model.double()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    assert torch.equal(objective(model, batch, readout).total, without)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
+    for _ in range(60):
+        loss = objective(model, batch, readout)
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    assert float((loss.prefix_hits / loss.prefix_count)[-1]) > 0.9
+    for name, weight in model.state_dict().items():
+        assert torch.equal(weight, before[name]) != name.startswith("path"), name
+
+
 def test_a_batch_without_supervision_gives_zero():
     model, vocabulary, readout = network()
     batch = batch_of([sample(8, supervised_from=8)])

@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 from slipstream import methods
 from slipstream.errors import SettingError, UnknownNameError
 
-NUMBERS = ("budget", "depth", "topk")
+NUMBERS = ("budget", "depth", "topk", "width")
 TEXTS = ("tree", "verifier", "drafter")
-SYNTAX = "METHOD[+lookup][:TREE][,budget=N][,depth=N][,topk=N][,verifier=RULE][,drafter=FOLDER]"
+SYNTAX = (
+    "METHOD[+lookup][:TREE][,budget=N][,depth=N][,topk=N][,width=N][,verifier=RULE]"
+    "[,drafter=FOLDER]"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ def generate(
     budget: o.BudgetOption = None,
     depth: o.DepthOption = None,
     topk: o.ChildrenOption = None,
+    width: o.WidthOption = None,
     lookup: o.LookupOption = False,
     raw: o.RawOption = False,
     limit: o.LimitOption = None,
@@ -51,8 +52,9 @@ def generate(
     error. An interrupt keeps what is done.
     """
     setup = o.Setup(
-        model, method, drafter, tree, verifier, budget, depth, topk, lookup, dtype, device, threads
-    )
+        model, method, drafter, tree, verifier, budget, depth, topk, lookup, dtype, device, threads,
+        width=width,
+    )  # fmt: skip
     decoding = o.Decoding(max_new_tokens, temperature, top_k, top_p, seed)
     check_at_least_one("num-rows", num_rows)
     if num_rows > 1 and all_turns:

@@ -31,6 +31,7 @@ def verify(
     budget: o.BudgetOption = None,
     depth: o.DepthOption = None,
     topk: o.ChildrenOption = None,
+    width: o.WidthOption = None,
     lookup: o.LookupOption = False,
     rows: Annotated[
         int, typer.Option("--rows", "--num-rows", help="Batch size of the method.")
@@ -53,8 +54,9 @@ def verify(
     or inconclusive.
     """
     setup = o.Setup(
-        model, method, drafter, tree, verifier, budget, depth, topk, lookup, dtype, device, threads
-    )
+        model, method, drafter, tree, verifier, budget, depth, topk, lookup, dtype, device, threads,
+        width=width,
+    )  # fmt: skip
     decoding = o.Decoding(max_new_tokens, temperature, top_k, top_p, seed)
     check_at_least_one("rows", rows)
     if temperature > 0 and verifier not in (None, "walk"):

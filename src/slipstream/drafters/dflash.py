@@ -1,7 +1,8 @@
 """DFlash: one denoised block a turn, as a chain or as a tree over its marginals.
 
 Paper: Chen et al. 2026, DFlash, arXiv:2602.06036, section 4; Ringel and Romano 2026, DDTree,
-arXiv:2604.12989 (the best-first tree over the same block).
+arXiv:2604.12989 (the best-first tree over the same block); DeepSeek 2026, DSpark,
+arXiv:2607.05147 (the head that knows the token before).
 Differs: rows of any length share a pass; above temperature 0 children are chosen with the
 target's noise or drawn from the slots' own distributions, never argmax drafts under a p/q test.
 
@@ -21,6 +22,7 @@ import copy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -30,13 +32,14 @@ from slipstream.cache import SlotCache
 from slipstream.drafters.candidates import Candidates, pick
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import CachedAttention
-from slipstream.errors import SettingError
+from slipstream.errors import CheckpointError, SettingError
 from slipstream.formats import dflash
 from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds
 from slipstream.trees.best_first import from_marginals
+from slipstream.trees.budget import Cost
 from slipstream.trees.kinds import Kind
 from slipstream.types import DraftTree, Verdict
 
@@ -57,9 +60,12 @@ class DFlashDrafter:
         budget: drafted nodes.
         width: slots of a block, at most what the network was trained on.
         children: how a node's children come about, see `drafters.candidates`.
+        cost: seconds of a target pass by its tokens; given, a best-first tree keeps as many nodes
+            as pay for themselves.
     """
 
     name = "dflash"
+    reads_path: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -72,15 +78,17 @@ class DFlashDrafter:
         budget: int,
         width: int,
         children: str = "chosen",
+        cost: Cost | None = None,
     ) -> None:
         config, spec = checkpoint.model.config, target.spec
         self.taps = config.taps
         self.width = width
         self._network = BlockNetwork(checkpoint, target)
-        self._kind, self._is_marginal, self._children = kind, is_marginal, children
+        self._kind, self._children = kind, children
+        self._is_marginal = is_marginal and children == "chosen" and not self.reads_path
         self._depth, self._budget = min(depth, config.num_drafts(width)), budget
         self._target_ids = checkpoint.vocabulary.target_ids.to(spec.device)
-        self._vocab_size = spec.vocab_size
+        self._vocab_size, self._cost = spec.vocab_size, cost
         self._slots: dict[int, int] = {}
         self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
         self._cache = self._network.new_cache(1, ROOM)
@@ -93,12 +101,13 @@ class DFlashDrafter:
         target: Target,
         *,
         tree: str = "chain",
-        budget: int = 7,
-        depth: int = 7,
-        topk: int = 1,
+        budget: int = 16,
+        depth: int = 16,
+        topk: int = 4,
         width: int | None = None,
         children: str = "chosen",
-    ) -> DFlashDrafter:
+        cost: Cost | None = None,
+    ) -> Self:
         """Read a checkpoint and fit it to a target.
 
         Args:
@@ -110,9 +119,10 @@ class DFlashDrafter:
             topk: children considered per node.
             width: slots of a block; None takes what the network was trained on.
             children: how they come about, see `drafters.candidates`.
+            cost: seconds of a target pass by its tokens, for a budget that pays for itself.
 
         Raises:
-            CheckpointError: the folder cannot be read.
+            CheckpointError: the folder cannot be read, or lacks the head that is asked for.
             DrafterMismatchError: it was made for another target.
             SettingError: a block wider than the trained one, or the tree is unknown.
         """
@@ -126,6 +136,7 @@ class DFlashDrafter:
             topk=topk,
             width=width,
             children=children,
+            cost=cost,
         )
 
     @classmethod
@@ -135,12 +146,13 @@ class DFlashDrafter:
         target: Target,
         *,
         tree: str = "chain",
-        budget: int = 7,
-        depth: int = 7,
-        topk: int = 1,
+        budget: int = 16,
+        depth: int = 16,
+        topk: int = 4,
         width: int | None = None,
         children: str = "chosen",
-    ) -> DFlashDrafter:
+        cost: Cost | None = None,
+    ) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         config, spec = checkpoint.model.config, target.spec
         dflash.check_target(
@@ -160,7 +172,12 @@ class DFlashDrafter:
                 "leave width out for the widest",
             )
         size = len(checkpoint.vocabulary)
-        kind = kinds.make(tree, budget=budget, depth=depth, topk=min(topk, size))
+        if cls.reads_path and checkpoint.model.path is None:
+            raise CheckpointError(
+                f"the drafter has no path head, which {cls.name} needs",
+                hint="train one on it with `slipstream train --method dspark --drafter FOLDER ...`",
+            )
+        kind = kinds.make(tree, budget=budget, depth=depth, topk=min(topk, size), cost=cost)
         return cls(
             checkpoint,
             target,
@@ -170,6 +187,7 @@ class DFlashDrafter:
             budget=budget,
             width=width,
             children=children,
+            cost=cost,
         )
 
     def open(self, row: Row, features: Tensor | None) -> None:
@@ -247,25 +265,41 @@ class DFlashDrafter:
     def _tree(self, row: Row, logits: Tensor) -> DraftTree:
         """The tree of one row's block [J, U]."""
         depth = min(self._depth, row.max_depth)
-        if self._is_marginal and self._children == "chosen":
+        if self._is_marginal:
             budget = min(self._budget, row.max_nodes)
-            levels = [self._pick(row, logits, level, (budget,)) for level in range(depth)]
+            levels = [
+                self._pick(row, logits[level, None], level, (budget,)) for level in range(depth)
+            ]
             log_probs = torch.cat([level.log_probs for level in levels])
             tokens = torch.cat([level.tokens for level in levels])
-            return from_marginals(row.tokens[-1], log_probs, tokens, budget)
+            return from_marginals(row.tokens[-1], log_probs, tokens, budget, cost=self._cost)
         builder = self._kind.build(depth, row.max_nodes)
         builder.start(row.tokens[-1])
-        frontier, level = True, 0
-        while frontier is not None:
-            offered = self._pick(row, logits, level, builder.num_children)
+        newest = torch.tensor([row.tokens[-1]])  # [F] int64, the frontier's tokens
+        for level in range(depth):
+            offered = self._offer(row, logits[level], level, newest, builder.num_children)
             frontier = builder.grow(offered.log_probs, offered.tokens, offered.drawn)
-            level += 1
+            if frontier is None:
+                break
+            newest = frontier.tokens
         return builder.finish()
 
+    def _offer(
+        self, row: Row, logits: Tensor, level: int, parents: Tensor, counts: tuple[int, ...]
+    ) -> Candidates:
+        """Children of a frontier with these tokens [F], of the slot's logits [U]."""
+        if self.reads_path:
+            return self._pick(row, self._network.after(logits, parents), level, counts)
+        if self._children == "chosen" and len(counts) > 1:  # every node has the same children
+            same = self._pick(row, logits[None], level, (max(counts),))
+            shape = (len(counts), -1)
+            return Candidates(same.log_probs.expand(shape), same.tokens.expand(shape))
+        return self._pick(row, logits.expand(len(counts), -1), level, counts)
+
     def _pick(self, row: Row, logits: Tensor, level: int, counts: tuple[int, ...]) -> Candidates:
-        """Children of a frontier at this depth: every node has the slot's own distribution."""
+        """Children of nodes at this depth by their logits [F, U]."""
         return pick(
-            logits[level].expand(len(counts), -1),
+            logits,
             children=self._children,
             counts=counts,
             sampler=row.sampler,
@@ -292,6 +326,17 @@ class DFlashDrafter:
         self._cache = new
 
 
+class PathDrafter(DFlashDrafter):
+    """Drafts with DFlash and a head that scores a token by the one before it.
+
+    A child's score depends on its parent, so trees grow level by level; one pass of the network
+    serves all of them.
+    """
+
+    name = "dspark"
+    reads_path = True
+
+
 class BlockNetwork:
     """A DFlash network for drafting: frozen, packed, with what it borrows from its target.
 
@@ -314,6 +359,9 @@ class BlockNetwork:
         mask_token = model.config.mask_token
         ids = vocabulary.target_ids
         self._never = (ids == mask_token).nonzero()[:, 0].to(self.device)  # draft ids, at most one
+        if model.path is not None:
+            codes = self._model.path.code(self._embedding.to(self.dtype))  # [V', rank]
+            self._codes, self._turn = codes, (head @ self._model.path.up.weight).T  # [rank, U]
         if packs:
             pack_linears(self._model)
 
@@ -345,3 +393,7 @@ class BlockNetwork:
         logits = self._head(self._model.read_out(states)).float()
         logits[..., self._never] = float("-inf")
         return logits
+
+    def after(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """[F, U] logits of a slot [U] after each of these tokens [F]."""
+        return logits + (self._codes[tokens.to(self.device)] @ self._turn).float()

@@ -4,8 +4,8 @@ Paper: Chen et al. 2026, DFlash, arXiv:2602.06036; layout: z-lab/Qwen3-8B-DFlash
 read-out, arXiv:2607.05147, is the flag `shift_label` as in SpecForge.
 Differs: `target_layer_ids` are outputs of layers, our taps are hidden states, so tap = id + 1; our
 own files also carry `slipstream.taps`, and `d2t` and `t2d` where the head is restricted to a
-draft vocabulary, which other engines do not know (write U = V for them). Embedding and head are
-the target's and never stored; files that hold copies of them are read without.
+draft vocabulary and `path.*` where there is a path head, which other engines do not know.
+Embedding and head are the target's and never stored; copies of them in files are left out.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ def _network_config(stored: _File, folder: Path) -> DFlashConfig:
         rope_theta=stored.rope_theta or rope.get("rope_theta") or 10000.0,
         rope_scaling=stored.rope_scaling or (rope if is_scaled else None),
         max_length=stored.max_position_embeddings,
+        path_rank=own.get("path_rank", 0),
     )
 
 
@@ -221,5 +222,6 @@ def _file_config(config: DFlashConfig, dtype: torch.dtype) -> dict[str, Any]:
             "method": "dflash",
             "taps": list(config.taps),
             "target_hidden_size": config.target_hidden_size,
+            "path_rank": config.path_rank,
         },
     }

@@ -20,13 +20,14 @@ residuals or MLPs: its keys and values are computed once and stay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError, SettingError
 from slipstream.models.blocks import Attend, GatedMLP, RMSNorm, inverse_frequencies, rotate
+from slipstream.models.path_head import PathHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class DFlashConfig:
         rope_theta: RoPE base the network was trained with.
         rope_scaling: None, or as in Hugging Face configs.
         max_length: positions seen in training; informative, nothing is clamped to it.
+        path_rank: rank of the path head; 0 for a network without one.
 
     Raises:
         CheckpointError: sizes that cannot belong together.
@@ -73,6 +75,7 @@ class DFlashConfig:
     rope_theta: float = 10000.0
     rope_scaling: dict | None = None
     max_length: int = 2048
+    path_rank: int = 0
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -137,6 +140,14 @@ class DFlash(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         frequencies = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies, persistent=False)
+        self.path: PathHead | None = None
+        if config.path_rank:
+            self.path = PathHead(config.hidden_size, config.path_rank)
+
+    def add_path(self, rank: int) -> None:
+        """Put a fresh path head on a network that has none; it changes nothing until trained."""
+        self.config = replace(self.config, path_rank=rank)
+        self.path = PathHead(self.config.hidden_size, rank)
 
     def fuse(self, features: Tensor) -> Tensor:
         """[..., K*D] features of the target to [..., D]."""

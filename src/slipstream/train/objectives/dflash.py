@@ -7,6 +7,9 @@ choice as far as `hard` says, where the paper has the text's tokens; attention i
 anchors by group, never over all blocks at once; anchors are keyed by the batch's number, so that
 runs resume bit for bit; with more than one round, later anchors lie where the drafter would stop.
 
+A network with a path head is judged with it, given the text's own token before each drafted one
+(DSpark, arXiv:2607.05147: teacher forcing).
+
 A block at anchor t sees the fused features of its own text strictly before t, which is what
 exists when t is the last emitted token, and its own slots in both directions; nothing else.
 """
@@ -41,6 +44,7 @@ class BlockDiffusion:
         hard: share of the target's own choice in the labels, the rest is its distribution.
         rounds: simulated rounds; the anchors of each round after the first are the tokens that
             the drafter's blocks of the round before would have stopped at.
+        only_path: the block network stays as it is, only its path head learns.
         seed: of the anchors.
     """
 
@@ -53,19 +57,23 @@ class BlockDiffusion:
         weighting: Weighting = "decay",
         hard: float = 0.0,
         rounds: int = 1,
+        only_path: bool = False,
         seed: int = 0,
     ) -> None:
         self.vocabulary = vocabulary
         self.density, self.gamma, self.weighting = density, gamma, weighting
         self.hard, self.rounds, self.seed = hard, rounds, seed
+        self.only_path = only_path
         self._draft_ids = vocabulary.draft_ids()
 
     def __call__(self, model: DFlash, batch: Batch, readout: Readout) -> Loss:
         """Loss of one packed batch; see `Loss`. Prefix hits are those of the first round."""
         text = Text.of(batch)
         labels = _Labels(batch, readout, self.vocabulary, self._draft_ids, self.hard)
-        fused = model.fuse(batch.features.flatten(0, 1)[None])  # [1, P, D]
-        context = model.context(fused, text.positions[None])
+        learns = torch.is_grad_enabled()
+        with torch.set_grad_enabled(learns and not self.only_path):
+            fused = model.fuse(batch.features.flatten(0, 1)[None])  # [1, P, D]
+            context = model.context(fused, text.positions[None])
         count = max(1, round(self.density * batch.num_tokens / model.config.width))
         anchors = self._anchors(text, max(1, count // self.rounds), batch)
         losses, reach = [], None
@@ -74,11 +82,14 @@ class BlockDiffusion:
                 anchors = text.valid_among((anchors + reach + 1).unique())
             if not len(anchors):
                 break
-            states = block_states(model, text, anchors, context, readout)  # [A, J, D]
+            with torch.set_grad_enabled(learns and not self.only_path):
+                states = block_states(model, text, anchors, context, readout)  # [A, J, D]
+            if model.path is not None:  # the text's own token before each drafted one
+                states = states + model.path(readout.embed(text.window(anchors, states.shape[1])))
             outcome = self._judge(states, text, anchors, labels)
             reach = outcome.hits.sum(1)
             losses.append(outcome)
-        return self._sum(losses, fused)
+        return self._sum(losses, model)
 
     def _anchors(self, text: Text, count: int, batch: Batch) -> Tensor:
         """[A] int64, ascending: flat positions, drawn without replacement."""
@@ -124,10 +135,11 @@ class BlockDiffusion:
         survival = ((1 + q) / 2).cumprod(1) * counted
         return survival.flip(1).cumsum(1).flip(1)
 
-    def _sum(self, outcomes: list[_Outcome], fused: Tensor) -> Loss:
+    def _sum(self, outcomes: list[_Outcome], model: DFlash) -> Loss:
         if not outcomes:
             nothing = torch.zeros(())
-            return Loss(fused.sum() * 0, {}, nothing, torch.zeros(1), nothing)
+            total = sum(parameter.sum() for parameter in model.parameters()) * 0
+            return Loss(total, {}, nothing, torch.zeros(1), nothing)
         weight = torch.stack([o.weight for o in outcomes])
         total = (torch.stack([o.loss for o in outcomes]) * weight).sum() / weight.sum()
         first = outcomes[0]
@@ -190,6 +202,11 @@ class Text:
         after = (at + 1).clamp(max=last)
         same = self.number[after] == self.number[at[:, :1]]
         return (at < last) & same & self.supervised[after]
+
+    def window(self, anchors: Tensor, length: int) -> Tensor:
+        """[A, length] int64 tokens from each anchor on; past the end the last one."""
+        at = anchors[:, None] + torch.arange(length)
+        return self.tokens[at.clamp(max=len(self.tokens) - 1)]
 
     def valid_among(self, anchors: Tensor) -> Tensor:
         """Those of the flat positions where an anchor may lie."""

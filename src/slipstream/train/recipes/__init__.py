@@ -20,6 +20,7 @@ RECIPES = {
     "hass": "slipstream.train.recipes.eagle:HASS",
     "eagle3": "slipstream.train.recipes.eagle3:EAGLE3",
     "dflash": "slipstream.train.recipes.dflash:DFLASH",
+    "dspark": "slipstream.train.recipes.dflash:DSPARK",
 }
 """Method name to "module:NAME" of its `Recipe`; strings, so that looking at it imports nothing."""
 

@@ -1,6 +1,8 @@
 """DFlash's recipe: layers that start as the target's last ones, trained on masked blocks.
 
-Paper: Chen et al. 2026, DFlash, arXiv:2602.06036, section 4.
+And DSpark's: a path head on such a network.
+
+Paper: Chen et al. 2026, DFlash, arXiv:2602.06036, section 4; DSpark, arXiv:2607.05147, section 3.
 Differs: warm first weights, a head over the data's most frequent ids and labels from the target's
 distributions, because the training budget here is a thousandth of the paper's.
 """
@@ -37,6 +39,13 @@ class DFlashSettings(Settings):
     hard: float = Field(0.0, ge=0, le=1, description="share of the target's choice in the labels")
     rounds: int = Field(1, ge=1, le=8, description="simulated rounds of drafting")
     anchor_seed: int = Field(0, ge=0, lt=2**32)
+
+
+class DSparkSettings(DFlashSettings):
+    """What `dspark` can be told: all that `dflash` can, and its path head."""
+
+    path_rank: int = Field(128, ge=1, le=1024, description="rank of the path head")
+    only_path: bool = Field(True, description="the block network stays as it is")
 
 
 def choose_taps(settings: DFlashSettings, num_layers: int) -> tuple[int, ...]:
@@ -106,6 +115,20 @@ def initialise(model: DFlash, material: Material, *, is_warm: bool) -> None:
         model.fc.weight[:, last:] += torch.eye(hidden)
 
 
+def make_with_path(material: Material, settings: DSparkSettings) -> DFlashCheckpoint:
+    """A fresh network with a path head; see `make`."""
+    checkpoint = make(material, settings)
+    checkpoint.model.add_path(settings.path_rank)
+    return checkpoint
+
+
+def path_objective(checkpoint: DFlashCheckpoint, settings: DSparkSettings) -> BlockDiffusion:
+    """Masked blocks with a path head, which a drafter to start from may not have yet."""
+    if checkpoint.model.path is None:
+        checkpoint.model.add_path(settings.path_rank)
+    return objective(checkpoint, settings)
+
+
 def objective(checkpoint: DFlashCheckpoint, settings: DFlashSettings) -> BlockDiffusion:
     """Masked blocks over the checkpoint's vocabulary."""
     return BlockDiffusion(
@@ -115,18 +138,31 @@ def objective(checkpoint: DFlashCheckpoint, settings: DFlashSettings) -> BlockDi
         weighting=settings.weighting,
         hard=settings.hard,
         rounds=settings.rounds,
+        only_path=isinstance(settings, DSparkSettings) and settings.only_path,
         seed=settings.anchor_seed,
     )
 
 
+_NETWORK = (
+    "width", "num_layers", "is_shifted", "draft_vocab_size", "intermediate_size", "initial",
+    "taps", "mask_token",
+)  # fmt: skip
+
 DFLASH = Recipe(
     settings=DFlashSettings,
-    network_settings=(
-        "width", "num_layers", "is_shifted", "draft_vocab_size", "intermediate_size", "initial",
-        "taps", "mask_token",
-    ),
+    network_settings=_NETWORK,
     taps=choose_taps,
     make=make,
     objective=objective,
     layout=dflash,
-)  # fmt: skip
+)
+
+DSPARK = Recipe(
+    settings=DSparkSettings,
+    network_settings=_NETWORK,
+    taps=choose_taps,
+    make=make_with_path,
+    objective=path_objective,
+    layout=dflash,
+)
+"""On a drafter to start from (`--drafter FOLDER`), whose path head it adds and trains."""
