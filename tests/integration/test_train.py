@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 
 import pytest
 
@@ -181,3 +182,62 @@ def test_a_warning_names_the_cause_when_decoding_and_training_part(
     code, _, err = slipstream(*arguments(answers, tmp_path / "run", model))
     said = " ".join(err.split())
     assert code == 0 and "warning: decoding accepts" in said and "files: eagle3" in said
+
+
+def fine_tune(slipstream, model, answers, run, drafter, *more):
+    given = arguments(answers, run, model, "--drafter", drafter)
+    given = [*given[: given.index("--draft-vocab-size")], *given[given.index("--dtype") :]]
+    return slipstream(*given, *more)
+
+
+def test_fine_tuning_that_makes_it_worse_keeps_the_old_drafter(
+    slipstream, model, answers, tmp_path
+):
+    """A good drafter, then steps so large that they ruin it."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    longer = arguments(answers, first, model, "--learning-rate", 0.01)
+    longer = [60 if before == "--steps" else x for before, x in pairwise(("", *longer))]
+    assert slipstream(*longer)[0] == 0
+    code, out, err = fine_tune(
+        slipstream, model, answers, second, first / "drafter", "--learning-rate", 30
+    )
+    assert code == 1 and "the old drafter is kept" in " ".join(err.split())
+    assert "worse" in json.loads(out)["kept_old"]
+    kept, old = (p / "drafter" / "model.safetensors" for p in (second, first))
+    assert kept.read_bytes() == old.read_bytes()
+    assert (second / "worse" / "model.safetensors").read_bytes() != old.read_bytes()
+    assert fine_tune(slipstream, model, answers, tmp_path / "third", first / "drafter")[0] == 0
+
+
+def test_adapters_are_trained_resumed_and_written_plain(
+    slipstream, model, answers, drafter, tmp_path
+):
+    pytest.importorskip("peft")
+    run = tmp_path / "run"
+    for more in ((), ("--resume",)):
+        code, out, err = fine_tune(
+            slipstream,
+            model,
+            answers,
+            run,
+            drafter,
+            "--lora-rank",
+            2,
+            "--milestone-every",
+            6,
+            *more,
+        )
+        assert code == 0, err
+    old, new = (eagle3.read(f).model.state_dict() for f in (drafter, run / "drafter"))
+    assert old.keys() == new.keys() and bool((new["fc.weight"] != old["fc.weight"]).any())
+    assert (run / "milestones" / "step-00000006" / "model.safetensors").is_file()
+
+
+def test_adapters_need_a_drafter_and_peft(slipstream, model, answers, drafter, tmp_path):
+    code, _, err = slipstream(*arguments(answers, tmp_path / "run", model, "--lora-rank", 2))
+    assert code == 2 and "--drafter" in err
+    if find_spec("peft") is None:
+        code, _, err = fine_tune(
+            slipstream, model, answers, tmp_path / "run", drafter, "--lora-rank", 2
+        )
+        assert code == 2 and "pip install peft" in err

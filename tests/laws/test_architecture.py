@@ -46,6 +46,7 @@ FORBIDDEN_NAMES = {"utils", "common", "helpers", "misc"}
 BORDERS = {
     "transformers": {"target/hf.py"},
     "accelerate": {"train/loop.py", "train/checkpoint.py"},
+    "peft": {"train/adapters.py"},
     "typer": {"cli"},
     "rich": {"cli"},
 }

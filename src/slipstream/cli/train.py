@@ -33,6 +33,9 @@ def train(
     drafter: Annotated[
         str | None, typer.Option("--drafter", metavar="FOLDER", help="Start from this drafter.")
     ] = None,
+    lora_rank: Annotated[
+        int | None, typer.Option("--lora-rank", help="Train adapters of this rank on --drafter.")
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", help="Optimizer steps.")] = 1000,
     save_every: Annotated[int, typer.Option("--save-every", help="Steps between states.")] = 200,
     evaluate_every: Annotated[
@@ -103,12 +106,16 @@ def train(
     check_name("loops", loops, ("cut", "drop", "keep"))
     check_name("precision", precision, ("no", "bf16"))
     _check_tracker(tracker)
+    if lora_rank is not None and drafter is None:
+        raise SettingError(
+            "lora-rank", lora_rank, "nothing without --drafter", "name the drafter to adapt"
+        )
     for name, value in (
         ("steps", steps), ("save-every", save_every), ("evaluate-every", evaluate_every),
         ("rows", rows), ("accumulate", accumulate), ("num-unrolled", num_unrolled),
         ("draft-vocab-size", draft_vocab_size), ("limit", limit), ("threads", threads),
         ("max-prompt", max_prompt), ("eval-tokens", eval_tokens),
-        ("milestone-every", milestone_every),
+        ("milestone-every", milestone_every), ("lora-rank", lora_rank),
     ):  # fmt: skip
         check_at_least_one(name, value)
     for name, value in (("held-out", held_out), ("eval-prompts", eval_prompts)):
@@ -133,6 +140,7 @@ def train(
     )
     quiet_libraries()
     from slipstream.cli.training import Run
+    from slipstream.train.adapters import check_installed
     from slipstream.train.config import TrainConfig
 
     config = _validated(
@@ -141,9 +149,10 @@ def train(
         learning_rate=learning_rate, optimizer=optimizer,
         seed=seed, save_every=save_every, milestone_every=milestone_every,
         evaluate_every=evaluate_every, held_out=held_out, precision=precision,
-        recompute=recompute, tracker=None if tracker == "none" else tracker,
+        recompute=recompute, lora_rank=lora_rank, tracker=None if tracker == "none" else tracker,
     )  # fmt: skip
 
+    check_installed(lora_rank)
     with json_output(json) as writer:
         run = Run(
             config,
@@ -180,6 +189,9 @@ def train(
             f"held-out tau {done['tau']}: {done['path']}",
             highlight=False,
         )
+    if done["kept_old"]:
+        console().print(f"{done['kept_old']}; the old drafter is kept", highlight=False)
+        raise typer.Exit(1)
 
 
 def _check_trainable(method: str) -> None:

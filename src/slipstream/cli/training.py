@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,11 @@ from slipstream.parity.decoding import compare
 from slipstream.report.card import read_metrics, write_card
 from slipstream.target.hf import load_target
 from slipstream.train import recipes
+from slipstream.train.adapters import adapt, merged
 from slipstream.train.checkpoint import provenance, states
 from slipstream.train.config import TrainConfig
 from slipstream.train.feed import Batches
-from slipstream.train.loop import train
+from slipstream.train.loop import measure, train
 from slipstream.train.objectives.protocol import Objective
 from slipstream.train.recipes.recipe import Checkpoint, Material, Settings
 
@@ -34,6 +37,7 @@ DRAFTER = "drafter"
 PLACES = {"last": DRAFTER, "best": "best", "milestone": "milestones/step-{step:08d}"}
 """Folders of drafters within a run."""
 FEATURES = "features"
+GUARD = 0.005  # tokens a pass that a fine-tuned drafter may lose to rounding
 PARITY_PROMPTS = 4  # decoded as chains beside teacher forcing
 HELD_OUT_TOKENS = 32_768  # at most, so that evaluations stay short
 
@@ -135,6 +139,8 @@ class Run:
     ) -> dict[str, Any]:
         """Train, evaluating by decoding; returns what the command prints."""
         checkpoint = self._first()
+        if self.config.lora_rank is not None:
+            adapt(checkpoint.model, self.config.lora_rank, seed=self.config.seed)
         if self.is_main:
             self._remember()
         config = self.config
@@ -154,13 +160,15 @@ class Run:
                 return {}
             with tempfile.TemporaryDirectory(dir=self.folder) as place:
                 made = Path(place) / DRAFTER
-                self.recipe.layout.write(checkpoint, made)
+                self.recipe.layout.write(_plain(checkpoint), made)
                 found = decode(self.target, config.method, made, prompts, num_tokens)
                 return found | self._parity(made, checkpoint, objective, prompts, num_tokens)
 
         def save(kind: str, step: int) -> None:
             folder = self.folder / PLACES[kind].format(step=step)
-            self.recipe.layout.write(checkpoint, folder, card=self._card(step), overwrite=True)
+            self.recipe.layout.write(
+                _plain(checkpoint), folder, card=self._card(step), overwrite=True
+            )
 
         done = train(
             checkpoint.model,
@@ -176,14 +184,17 @@ class Run:
             is_cpu=self.target.spec.device.type == "cpu",
             provenance=self._card(None),
         )
+        kept_old = None
         if done.is_main:
             self._write_cards()
+            kept_old = self._keep_the_better(readout, prompts, num_tokens)
         return {
             "path": str(self.folder / DRAFTER),
             "steps": done.steps,
             "tokens": done.tokens,
             "seconds": round(done.seconds, 1),
             "tau": done.last.get("tau"),
+            "kept_old": kept_old,
         } | {key: value for key, value in done.last.items() if key != "tau"}
 
     def _parity(
@@ -220,6 +231,35 @@ class Run:
         """User texts to examine the drafter with, as near to the prompts as text can be."""
         decode = self.target.tokenizer.decode
         return [text for text in (decode(ids).strip()[-400:] for ids in prompts[:4]) if text]
+
+    def _keep_the_better(
+        self, readout: Readout, prompts: list[list[int]], num_tokens: int
+    ) -> str | None:
+        """After fine-tuning: put the old drafter back where the new one is worse, and say so.
+
+        Both are judged on the same held-out texts, or by decoding where there are none.
+        """
+        if self.start_from is None:
+            return None
+        folder, held_out, found = self.folder / DRAFTER, self._held_out_batches(), []
+        for place in (self.start_from, folder):
+            read = self.recipe.layout.read(place, target_layers=self.target.spec.num_layers)
+            objective = self.recipe.objective(read, self.settings)
+            judged = measure(read.model, objective, readout, held_out)
+            if not judged and prompts:
+                judged = decode(self.target, self.config.method, place, prompts, num_tokens)
+            found.append(judged.get("chain_tau", judged.get("tau")))
+        old, new = found
+        if old is None or new >= old - GUARD:
+            return None
+        aside = self.folder / "worse"
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.replace(aside)
+        shutil.copytree(self.start_from, folder)
+        return (
+            f"fine-tuning made held-out text worse: {new:.3f} tokens a pass, {old:.3f} before "
+            f"(the trained one is in {aside})"
+        )
 
     def _write_cards(self) -> None:
         """Cards with curves for the newest drafter and the best one."""
@@ -391,6 +431,12 @@ def decode(
         "reach": [round(value, 4) for value in reach],
         "alpha": [round(value, 4) for value in measures.alpha(reach)],
     }
+
+
+def _plain(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as it is written: adapters added to the weights."""
+    model = merged(checkpoint.model)
+    return checkpoint if model is checkpoint.model else replace(checkpoint, model=model)
 
 
 def _listed(values: Sequence[float]) -> str:

@@ -29,6 +29,7 @@ class TrainConfig(BaseModel):
     optimizer: Literal["adamw", "muon"] = "adamw"
     precision: Literal["no", "bf16"] = Field("no", description="of the forward pass: autocast")
     recompute: bool = Field(False, description="MLP activations, in the backward pass")
+    lora_rank: int | None = Field(None, ge=1, description="adapters on a given drafter, else all")
     seed: int = Field(0, ge=0, lt=2**63)
     save_every: int = Field(200, ge=1)
     evaluate_every: int = Field(200, ge=1)

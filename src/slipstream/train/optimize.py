@@ -15,6 +15,8 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
     """AdamW for everything, or Muon for the layer's matrices and AdamW for head and norms."""
     matrices, others = [], []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         is_inner = parameter.dim() == 2 and not name.startswith("lm_head")
         (matrices if config.optimizer == "muon" and is_inner else others).append(parameter)
     settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
