@@ -43,8 +43,13 @@ PAPERS = {
     "2408.15766": "Zhang et al., HASS",
     "2503.01840": "Li et al., EAGLE-3",
     "2506.05632": "Rowan et al., List-Level Distribution Coupling",
+    "2602.06036": "Chen et al., DFlash",
     "2604.12989": "Ringel and Romano, DDTree",
+    "2605.18810": "D-PACE: acceptance-aware weights of block positions",
     "2606.01813": "CaDDTree",
+    "2607.05147": "DeepSeek, DSpark",
+    "2608.02123": "PCTree: path-conditioned draft trees",
+    "2609.39972": "UBTree: a bigram selector for draft trees",
 }
 
 

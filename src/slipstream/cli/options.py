@@ -62,6 +62,9 @@ DepthOption = Annotated[
 ChildrenOption = Annotated[
     int | None, typer.Option("--topk", help="Children scored per node, and the beam.")
 ]
+WidthOption = Annotated[
+    int | None, typer.Option("--width", help="Slots of a drafted block, the root's included.")
+]
 LookupOption = Annotated[
     bool, typer.Option("--lookup", help="Unite the drafter's tree with prompt lookup.")
 ]
@@ -126,12 +129,13 @@ class Setup:
     dtype: str = "auto"
     device: str = "auto"
     threads: int | None = None
+    width: int | None = None
 
     def __post_init__(self) -> None:
         record = methods.get(self.method)
         check_name("dtype", self.dtype, DTYPES)
         check_at_least_one("threads", self.threads)
-        wishes = ("tree", "verifier", "budget", "depth", "topk")
+        wishes = ("tree", "verifier", "budget", "depth", "topk", "width")
         assemble.decide(record, **{name: getattr(self, name) for name in wishes})
         check_model(self.model)
         if record.needs_checkpoint:
