@@ -1,8 +1,8 @@
 """Medusa-1: every head learns one token further ahead, the target stays as it is.
 
 Paper: Cai et al. 2024, Medusa, arXiv:2401.10774, section 2.2.1.
-Differs: heads learn the target's distribution at their position (`hard` gives the paper's: its
-likeliest token alone); the loss of a head is a mean over the positions that count.
+Differs: the token to predict is the target's own choice, whatever the text says; `soft` learns its
+whole distribution instead; the loss of a head is a mean over the positions that count.
 
 Row t reads the target's last hidden state of position t; head i predicts x[t+2+i] and is compared
 with what the target says at position t+1+i.
@@ -29,14 +29,14 @@ class MedusaHeads:
     Args:
         vocabulary: draft ids and what they mean.
         decay: head i weighs decay ** i; 0.8 in the paper.
-        hard: learn the likeliest token instead of the distribution.
+        soft: learn the target's distribution instead of its choice.
     """
 
     def __init__(
-        self, vocabulary: DraftVocabulary, *, decay: float = 0.8, hard: bool = False
+        self, vocabulary: DraftVocabulary, *, decay: float = 0.8, soft: bool = False
     ) -> None:
         self.vocabulary = vocabulary
-        self.decay, self.hard = decay, hard
+        self.decay, self.soft = decay, soft
         self._draft_ids = vocabulary.draft_ids()
 
     def __call__(self, model: Medusa, batch: Batch, readout: Readout) -> Loss:
@@ -77,6 +77,6 @@ class MedusaHeads:
 
     def _wanted(self, labels: Labels) -> Tensor:
         """[P, U] what the heads are to say, in the order of `labels.probs`."""
-        if not self.hard:
+        if self.soft:
             return labels.probs
         return F.one_hot(labels.probs.argmax(-1), labels.probs.shape[1]).to(labels.probs.dtype)

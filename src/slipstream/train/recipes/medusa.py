@@ -26,7 +26,7 @@ class MedusaSettings(Settings):
     draft_vocab_size: int = Field(12288, ge=1)
     head: Literal["borrowed", "own"] = Field("borrowed", description="own: a projection per head")
     decay: float = Field(0.8, gt=0, le=1, description="weight of each later head")
-    labels: Literal["soft", "hard"] = Field("soft", description="hard: likeliest tokens alone")
+    labels: Literal["hard", "soft"] = Field("hard", description="soft: the whole distribution")
 
 
 @torch.no_grad()
@@ -61,8 +61,8 @@ def make(material: Material, settings: MedusaSettings) -> MedusaCheckpoint:
 
 def objective(checkpoint: MedusaCheckpoint, settings: MedusaSettings) -> MedusaHeads:
     """Medusa-1 over the checkpoint's vocabulary."""
-    hard = settings.labels == "hard"
-    return MedusaHeads(checkpoint.vocabulary, decay=settings.decay, hard=hard)
+    soft = settings.labels == "soft"
+    return MedusaHeads(checkpoint.vocabulary, decay=settings.decay, soft=soft)
 
 
 MEDUSA = Recipe(
