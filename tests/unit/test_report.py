@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
-from slipstream.report import charts
+from slipstream.report import charts, svg
 from slipstream.report.page import caption, spans
 from slipstream.report.tree_view import boxes, short, token_label, tree_svg
 from slipstream.types import DraftTree, Step, Verdict
@@ -38,7 +38,7 @@ def test_the_tree_shows_every_node_and_who_was_kept(step):
     kinds = sorted(group.get("class") for group in groups)
     assert kinds == ["no", "no", "nx", "ok", "ok", "rt"]
     texts = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
-    assert "<1>&" in texts and "q .50 · p .90" in texts and "target · p .60" in texts
+    assert "<1>&" in texts and "q .50 · p .90" in texts and "bonus · p .60" in texts
     titles = [title.text for title in root.iter(f"{SVG}title")]
     assert any("drafter q = 0.2000" in title and "target p = 0.7000" in title for title in titles)
 
@@ -118,22 +118,55 @@ def test_spans_join_to_the_text_and_never_split_a_character(step):
 
 @pytest.mark.parametrize("value", [0.0, 1.87, 1234.5, math.nan])
 def test_bar_chart_is_well_formed(value):
-    chart = charts.bar_chart(
-        ["<none>", "b"], [value, 1.0], [None, (0.9, 1.1)], title="A & B", unit="x", baseline=1
-    )
+    bars = [charts.Bar("<none>", value), charts.Bar("b", 1.0, (0.9, 1.1))]
+    chart = charts.bar_chart({"<x>": bars}, title="A & B", unit="x", baseline=1)
     root = ET.fromstring(chart)
     assert len(root.findall(f"{SVG}rect")) == (1 if math.isnan(value) else 2)
+    assert [path.get("class") for path in root.findall(f"{SVG}path")] == ["error"]
+    assert "<x>" in [text.text for text in root.findall(f"{SVG}text")]
 
 
 def test_bars_are_as_long_as_their_values():
-    root = ET.fromstring(charts.bar_chart(["a", "b"], [1.0, 3.0], title=""))
+    bars = [charts.Bar("a", 1.0), charts.Bar("b", 3.0)]
+    root = ET.fromstring(charts.bar_chart({"": bars}, title=""))
     one, three = (float(bar.get("width")) for bar in root.findall(f"{SVG}rect"))
     assert three == pytest.approx(3 * one, abs=0.2)
 
 
-def test_bar_chart_refuses_lengths_that_differ():
-    with pytest.raises(ValueError, match="2 labels, 1 values"):
-        charts.bar_chart(["a", "b"], [1.0], title="")
+def test_bars_of_one_series_have_one_colour():
+    groups = {task: [charts.Bar("a", 1.0), charts.Bar("b", 2.0)] for task in ("qa", "rag")}
+    root = ET.fromstring(charts.bar_chart(groups, title=""))
+    colours = [bar.get("fill") for bar in root.findall(f"{SVG}rect")]
+    assert colours[:2] == colours[2:] and colours[0] != colours[1]
+
+
+def test_stacked_bars_add_up():
+    bars = {"x": {"draft": 0.001, "target": 0.003}, "y": {"draft": 0.0, "target": 0.002}}
+    root = ET.fromstring(charts.stacked_chart(bars, title="t", unit="ms", scale=1000))
+    rects = [rect for rect in root.findall(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
+    widths = [float(rect.get("width")) for rect in rects]
+    assert widths[1] == pytest.approx(3 * widths[0], abs=0.2) and widths[2] == 0
+    ends = [float(rects[0].get("x")) + widths[0], float(rects[1].get("x"))]
+    assert ends[0] == pytest.approx(ends[1], abs=0.2)
+    texts = [text.text for text in root.findall(f"{SVG}text")]
+    assert "4 ms" in texts and "draft" in texts
+
+
+def test_curves_carry_their_intervals_and_marks():
+    curve = charts.Curve([(1, 2.0), (2, math.nan), (3, 4.0)], [(1.5, 2.5), None, (3.5, 4.5)])
+    root = ET.fromstring(charts.line_chart({"c": curve}, title="t", marks={"best: 3": 3.0}))
+    (band,) = root.findall(f"{SVG}polygon")
+    assert len(band.get("points").split()) == 4
+    assert "best: 3" in [text.text for text in root.findall(f"{SVG}text")]
+
+
+def test_a_long_legend_wraps():
+    names = [f"a method with a long name {i}" for i in range(6)]
+    assert svg.legend_height(names) == 3 * svg.LEGEND_ROW
+    tall = ET.fromstring(charts.line_chart({name: [(0, 1), (1, 2)] for name in names}, title=""))
+    short = ET.fromstring(charts.line_chart({"a": [(0, 1), (1, 2)]}, title=""))
+    heights = [float(root.get("viewBox").split()[3]) for root in (tall, short)]
+    assert heights[0] - heights[1] == 2 * svg.LEGEND_ROW
 
 
 def test_line_chart_leaves_out_what_is_not_finite():
@@ -146,6 +179,6 @@ def test_line_chart_leaves_out_what_is_not_finite():
 
 @pytest.mark.parametrize(("low", "high"), [(0, 0), (0, 1e-6), (-3, 7), (5, 5.1), (0, 123456)])
 def test_ticks_cover_the_range(low, high):
-    ticks = charts.nice_ticks(low, high)
+    ticks = svg.nice_ticks(low, high)
     assert ticks[0] <= low and ticks[-1] >= high
     assert 2 <= len(ticks) <= 12

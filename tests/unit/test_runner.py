@@ -79,7 +79,9 @@ def test_a_lossy_rule_is_noted_above_temperature_zero():
     settings = replace(SETTINGS, temperatures=(0.0, 1.0))
     report = run(engines, settings)
     assert [note for note in report.notes if note.startswith("medusa: verifier typical is lossy")]
-    assert [row.identical for row in report.rows if row.method == "medusa"][1] is None
+    greedy_row, sampled_row = (row for row in report.rows if row.method == "medusa")
+    assert sampled_row.identical is None and not sampled_row.lossless
+    assert greedy_row.lossless and all(row.lossless for row in report.rows if row.method == "none")
     greedy = run(engines)
     assert not [note for note in greedy.notes if "lossy" in note]
 
@@ -109,6 +111,8 @@ def test_rows_have_the_keys_and_the_counts():
     for row in rows.values():
         assert (row["identical"], row["ties"], row["different"]) == (5, 0, 0)
         assert row["num_prompts"] == 5 and row["num_tokens"] == 100
+        for latency in (row["prefill_latency"], row["token_latency"]):
+            assert 0 < latency["p50"] <= latency["p90"] <= latency["p99"]
     assert len(report["samples"]) == 15
     environment = report["environment"]
     assert {"cpu", "num_threads", "versions", "dtype", "model", "is_busy"} <= set(environment)
@@ -202,6 +206,41 @@ def test_wrong_specs_say_what_is_known(text, error, says):
         parse_specs(text)
 
 
+def test_families_of_spec_bench_are_tasks_by_their_own_name():
+    for family in tasks.FAMILIES:
+        rows = tasks.read_task(family)
+        assert len(rows) == 80 and {(row.task, row.family) for row in rows} == {(family, family)}
+    assert set(tasks.FAMILIES) | {"mt_bench", "gsm8k", "humaneval", "mbpp", "multilingual"} <= set(
+        tasks.names()
+    )
+    assert {row.family[:2] for row in tasks.read_task("multilingual/zh")} == {"zh"}
+    assert "```python" in tasks.read_task("humaneval", limit=1)[0].text
+
+
+def test_a_machine_that_others_use_meanwhile_is_noticed(monkeypatch):
+    from slipstream.bench import environment
+
+    ticks = iter([(0, 0), (170, 200)])  # busy and all ticks: 1.7 of 2 seconds of CPU time
+    own = iter([10.0, 10.5])
+    monkeypatch.setattr(environment, "_cpu_ticks", lambda: next(ticks))
+    monkeypatch.setattr(environment, "_own_seconds", lambda: next(own))
+    monkeypatch.setattr(environment.os, "sysconf", lambda name: 100)
+    assert environment.Watch().others() == pytest.approx((1.7 - 0.5) / 2)
+    monkeypatch.setattr(environment, "_cpu_ticks", lambda: None)
+    monkeypatch.setattr(environment, "_own_seconds", lambda: 0.0)
+    assert environment.Watch().others() is None
+
+
+def test_a_busy_stretch_is_said(monkeypatch):
+    from slipstream.bench import environment
+
+    monkeypatch.setattr(environment, "busy_share", lambda: 0.0)
+    monkeypatch.setattr(environment.Watch, "others", lambda self: 0.4)
+    report = run(spies()[0])
+    assert report.environment["is_busy"] and report.environment["busy_share"] == 0.4
+    assert any(note.startswith("other programs took 40% of the CPU") for note in report.notes)
+
+
 def test_tasks_are_read_by_name_and_spread(tmp_path):
     rows = [{"id": i, "task": "ab"[i % 2], "turns": [f"q{i}", "more"]} for i in range(10)]
     (tmp_path / "gsm8k_test.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -234,14 +273,15 @@ def test_results_are_never_replaced_unasked(tmp_path):
 
 
 def test_people_see_every_row_and_a_chart(capsys):
-    from slipstream.cli import bench as cli
+    from slipstream.cli.bench_tables import show
+    from slipstream.report.figures import speedups
 
     engines, _ = spies()
     report = run(engines, RunSettings(20, temperatures=(0.0, 0.8)))
-    cli._show(report, None)
+    show(report, None)
     shown = capsys.readouterr().out
     assert shown.count("\noracle") == 2 and "T=0.8" in shown and "5/5" in shown
-    chart = cli.chart(report)
+    chart = speedups(report.to_dict())
     assert chart.startswith("<svg") and "oracle" in chart and "T=0.8" in chart
 
 
@@ -265,6 +305,10 @@ def test_progress_says_what_is_left_once_it_knows():
         (["bench", "--methods", "ngram", "--temperature", "-1"], "0 or more"),
         (["bench", "--methods", "ngram", "--rows", "0"], "1 or more"),
         (["bench", "--methods", "ngram", "--output", "r.txt"], ".json"),
+        (["bench", "--methods", "ngram", "--trace", "t.txt"], ".json"),
+        (["bench", "--methods", "ngram", "--trace", "t.json", "--output", "t.json"], "another"),
+        (["bench", "--methods", "ngram", "--against", "no_such.json"], "no_such.json"),
+        (["bench", "--methods", "ngram", "--tolerance", "1.5"], "[0, 1)"),
         (["bench", "--methods", "eagle3:drafter=/no/such/folder"], "/no/such/folder"),
         (["verify", "--method", "nogram"], "ngram"),
         (["verify", "--method", "ngram", "--rows", "0"], "1 or more"),

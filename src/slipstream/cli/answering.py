@@ -38,6 +38,7 @@ class Answering:
         decoding: how.
         raw: prompts go without the chat template.
         num_rows: prompts decoded together.
+        trace: keep every step in the results.
         results: finished answers.
         outputs: the same for `--json`, and the answer an interrupt cut.
     """
@@ -46,6 +47,7 @@ class Answering:
     decoding: Decoding
     raw: bool
     num_rows: int = 1
+    trace: bool = False
     results: list[Result] = field(default_factory=list)
     outputs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -75,7 +77,8 @@ class Answering:
     def _one(self, index: int, turn: int, prompt: str | list[dict[str, str]]) -> Iterator[Fragment]:
         begun: list[int] = []
         try:
-            for piece in self.engine.stream(prompt, raw=self.raw, **self.decoding.arguments()):
+            settings = {"raw": self.raw, "trace": self.trace, **self.decoding.arguments()}
+            for piece in self.engine.stream(prompt, **settings):
                 begun.extend(piece.token_ids)
                 if piece.result is not None:
                     self._file(replace(piece.result, prompt_index=index), turn)
@@ -93,6 +96,7 @@ class Answering:
                 num_rows=self.num_rows,
                 raw=self.raw,
                 on_result=self._file,
+                trace=self.trace,
                 **self.decoding.arguments(),
             )
         finally:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli import options as o
+from slipstream.cli.bench_tables import announce, show, show_comparison
 from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one
-from slipstream.cli.output import console, json_output, quiet_libraries
+from slipstream.cli.output import json_output, quiet_libraries
 from slipstream.cli.progress import progress_bar
 from slipstream.cli.tasks import (
     TaskLimitOption,
@@ -25,8 +26,11 @@ from slipstream.cli.tasks import (
 from slipstream.errors import SettingError
 
 if TYPE_CHECKING:
-    from slipstream.bench.results import BenchReport, Row
+    from slipstream.bench.against import Comparison
+    from slipstream.bench.results import BenchReport
+    from slipstream.bench.runner import RunSettings
     from slipstream.bench.tasks import BenchPrompt
+    from slipstream.report.trace import Trace
 
 METHODS_HELP = (
     "Separated by commas; none is always measured. A method may carry settings: eagle3+lookup, "
@@ -44,10 +48,17 @@ def bench(
     drafter: o.DrafterOption = None,
     max_new_tokens: o.MaxNewTokensOption = 128,
     temperature: Annotated[
-        str, typer.Option("--temperature", help="One, or several separated by commas; 0 is greedy.")
+        str,
+        typer.Option(
+            "--temperatures",
+            "--temperature",
+            metavar="T,T",
+            help="One, or several separated by commas; 0 is greedy.",
+        ),
     ] = "0",
     rows: Annotated[
-        str, typer.Option("--rows", "--num-rows", help="Batch sizes, separated by commas.")
+        str,
+        typer.Option("--rows", "--num-rows", metavar="N,N", help="Batch sizes, likewise."),
     ] = "1",
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
@@ -60,7 +71,30 @@ def bench(
         Path | None,
         typer.Option("--output", metavar="FILE.json", help="Write results there, a chart beside."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --output.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace --output and --trace.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="OLD.json",
+            help="Compare with an earlier result; exit 1 when tau or speed fell beyond noise.",
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option("--tolerance", help="With --against: share by which times may drift."),
+    ] = 0.05,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Afterwards decode each task's first prompt again and keep every step there, "
+            "for `slipstream report`.",
+        ),
+    ] = None,
     json: o.JsonOption = False,
 ) -> None:
     """Measure accepted length and speed of methods against plain decoding, interleaved.
@@ -79,8 +113,8 @@ def bench(
     setup = o.Setup(model, "none", None, dtype=dtype, device=device, threads=threads)
     setups = setups_of(setup, specs, drafter)
     with json_output(json) as writer:
-        if output is not None:
-            _check_output(output, overwrite)
+        _check_outputs(output, trace, overwrite)
+        old = _read_old(against, tolerance)
         texts = read_texts(tasks, prompts, limit)
         quiet_libraries()
         from slipstream.bench import runner
@@ -89,8 +123,10 @@ def bench(
         target = engines["none"].target
         encoded = encode_tasks(target, texts, raw=raw)
         settings = runner.RunSettings(max_new_tokens, temperatures, sizes, top_k, top_p, seed)
+        if old is not None:
+            _check_comparable(old, target, settings)
         if not json:
-            _announce(target, encoded, raw)
+            announce(target, encoded, raw)
         with progress_bar("measuring") as on_progress:
             report = runner.run(
                 engines, encoded, settings, load_twin=twin_of(target), on_progress=on_progress
@@ -101,12 +137,20 @@ def bench(
         }
         if output is not None:
             _write(report, output)
+        if trace is not None and not report.is_partial:
+            _write_traces(trace, engines, encoded, settings)
+        comparison = _compare(old, report, tolerance)
         if json:
-            writer.write(report.to_dict())
+            extra = {} if comparison is None else {"against": comparison.to_dict()}
+            writer.write(report.to_dict() | extra)
         else:
-            _show(report, output)
+            show(report, output)
+            if comparison is not None and against is not None:
+                show_comparison(comparison, against)
     if report.is_partial:
         raise KeyboardInterrupt
+    if comparison is not None and comparison.is_worse:
+        raise typer.Exit(1)
 
 
 def _numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -120,151 +164,98 @@ def _numbers(name: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     return found
 
 
-def _check_output(output: Path, overwrite: bool) -> None:
+def _check_outputs(output: Path | None, trace: Path | None, overwrite: bool) -> None:
+    """Refuse files that cannot or must not be written, before anything is measured."""
     from slipstream.bench.results import check_output
 
-    check_output(output, overwrite=overwrite)
-    if output.suffix != ".json":
-        raise SettingError("output", output, "a file name that ends in .json")
-    chart = output.with_suffix(".svg")
-    check_output(chart, overwrite=overwrite)
+    for name, path in (("output", output), ("trace", trace)):
+        if path is not None:
+            check_output(path, overwrite=overwrite)
+            if path.suffix != ".json":
+                raise SettingError(name, path, "a file name that ends in .json")
+    if output is not None:
+        check_output(output.with_suffix(".svg"), overwrite=overwrite)
+    if output is not None and trace is not None and output.resolve() == trace.resolve():
+        raise SettingError("trace", trace, "another file than --output")
 
 
-def _announce(target: Any, encoded: dict[str, list[BenchPrompt]], raw: bool) -> None:
-    from rich.markup import escape
+def _read_old(against: Path | None, tolerance: float) -> dict[str, Any] | None:
+    """The earlier result, read before anything is measured."""
+    if not 0 <= tolerance < 1:
+        raise SettingError("tolerance", tolerance, "in [0, 1)", "0.05 allows 5%")
+    if against is None:
+        return None
+    from slipstream.bench.results import read
 
-    from slipstream.bench.tasks import ids_hash
+    return read(against)
 
-    screen, mode = console(), prompt_mode(target, raw)
-    for task, rows in encoded.items():
-        text = target.tokenizer.decode(rows[0].ids, skip_special=False)
-        screen.print(
-            f"{escape(task)}: {len(rows)} prompts, mode {mode['mode']} "
-            f"{escape(str(mode.get('template') or ''))}, ids {ids_hash(rows)}, first one:"
-        )
-        screen.print(
-            f"  {escape(repr(text if len(text) < 160 else text[:80] + ' … ' + text[-70:]))}",
-            style="dim",
-        )
+
+def _check_comparable(old: dict[str, Any], target: Any, settings: RunSettings) -> None:
+    """Refuse an earlier result that asked another question, before anything is measured."""
+    from dataclasses import asdict
+
+    from slipstream.bench.against import check_same_question
+    from slipstream.bench.environment import describe
+
+    new = {"environment": describe(target), "settings": asdict(settings)}
+    check_same_question(old, new)
+
+
+def _compare(
+    old: dict[str, Any] | None, report: BenchReport, tolerance: float
+) -> Comparison | None:
+    if old is None or not report.rows:
+        return None
+    from slipstream.bench.against import compare
+
+    return compare(old, report.to_dict(), tolerance=tolerance)
 
 
 def _write(report: BenchReport, output: Path) -> None:
     from slipstream.bench.results import dumps, write_whole
+    from slipstream.report.figures import speedups
 
-    write_whole(output, dumps(report.to_dict()))
-    write_whole(output.with_suffix(".svg"), chart(report))
-
-
-def chart(report: BenchReport) -> str:
-    """Speed-up of every method, one bar per row of the table."""
-    from slipstream.report.charts import bar_chart
-
-    rows = [row for row in report.rows if row.speedup is not None]
-    place = report.environment
-    where = f"{place['model']}, {place['dtype']}, {place['num_threads']} threads"
-    return bar_chart(
-        [_label(report, row) for row in rows],
-        [row.speedup for row in rows if row.speedup is not None],
-        [row.speedup_ci for row in rows],
-        title=f"Speed-up over plain decoding: {where}",
-        unit="×",
-        baseline=1.0,
-    )
+    value = report.to_dict()
+    write_whole(output, dumps(value))
+    write_whole(output.with_suffix(".svg"), speedups(value))
 
 
-def _label(report: BenchReport, row: Row) -> str:
-    """The method, and what else tells the rows apart."""
-    return " · ".join([row.method, *_place(report, row)])
+def _write_traces(
+    path: Path,
+    engines: dict[str, Any],
+    encoded: dict[str, list[BenchPrompt]],
+    settings: RunSettings,
+) -> None:
+    """Decode each task's first prompt with every method that drafts, keeping every step."""
+    from slipstream.report.trace import write
 
-
-def _place(report: BenchReport, row: Row) -> list[str]:
-    """Task, temperature and batch size, where the report has several."""
-    parts = []
-    if len({each.task for each in report.rows}) > 1:
-        parts.append(row.task)
-    if len({each.temperature for each in report.rows}) > 1:
-        parts.append(f"T={row.temperature:g}")
-    if len({each.num_rows for each in report.rows}) > 1:
-        parts.append(f"{row.num_rows} rows")
-    return parts
-
-
-LEGEND = (
-    "tokens/s: after prefill; time: draft/target/other, % of decoding; equal: answers like plain "
-    "decoding's, + true ties, ! different; loops: answers that end in a repetition, and τ without "
-    "them; eff: speed-up over what τ and the pass times allow; 95% intervals over prompts"
-)
-
-
-def _show(report: BenchReport, output: Path | None) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    screen = Console(highlight=False)
-    table, last = None, None
-    for row in report.rows:
-        place = " · ".join(_place(report, row))
-        if table is None or place != last:
-            if table is not None:
-                screen.print(table)
-            names = ("τ", "speed-up", "tokens/s", "time", "equal", "loops", "eff")
-            title = escape(place) if place else None
-            table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-            table.add_column("method", overflow="fold", min_width=8)
-            for name in names:
-                table.add_column(name, no_wrap=True)
-            last = place
-        table.add_row(escape(row.method), *_cells(row))
-    if table is not None:
-        screen.print(table)
-    _footer(screen, report, output)
-
-
-def _footer(screen: Any, report: BenchReport, output: Path | None) -> None:
-    """Where it was measured, what the columns mean, and what a reader must know."""
-    from rich.markup import escape
-
-    place = report.environment
-    where = f"{place['model']} {place['dtype']}, {place['cpu']}, {place['num_threads']} threads"
-    screen.print(f"{escape(where)}\n{LEGEND}", style="dim")
-    for note in report.notes:
-        screen.print(f"note: {escape(note)}", style="yellow")
-    if output is not None:
-        beside = output.with_suffix(".svg").name
-        screen.print(f"written: {escape(str(output))} and {escape(beside)}")
-
-
-def _cells(row: Row) -> list[str]:
-    parts = (row.draft_seconds, row.target_seconds, row.other_seconds)
-    total = sum(parts)
-    loops = f"{row.loops:.0%}"
-    if row.loops:
-        loops += f" ({_number(row.tau_without_loops) or '-'})"
-    return [
-        _number(row.tau),
-        _number(row.speedup, row.speedup_ci),
-        _number(row.decode_tokens_per_second, digits=1),
-        "/".join(f"{100 * part / total:.0f}" for part in parts) if total else "",
-        _equal(row),
-        loops,
-        _number(row.efficiency),
+    traces = [
+        _traced(engine, name, prompts[0], settings)
+        for prompts in encoded.values()
+        for name, engine in engines.items()
+        if name != "none"
     ]
+    write(path, traces, engines["none"].describe())
 
 
-def _equal(row: Row) -> str:
-    if row.identical is None:
-        return "not promised"
-    text = f"{row.identical}/{row.num_prompts}"
-    return (
-        text + (f" +{row.ties}" if row.ties else "") + (f" !{row.different}" * bool(row.different))
+def _traced(engine: Any, name: str, prompt: BenchPrompt, settings: RunSettings) -> Trace:
+    from slipstream.report.trace import trace_of
+
+    temperature = settings.temperatures[0]
+    sampling = {"top_k": settings.top_k, "top_p": settings.top_p, "seed": settings.seed}
+    result = engine.generate(
+        list(prompt.ids),
+        max_new_tokens=settings.max_new_tokens,
+        temperature=temperature,
+        trace=True,
+        **sampling,
     )
-
-
-def _number(
-    value: float | None, interval: tuple[float, float] | None = None, *, digits: int = 2
-) -> str:
-    if value is None:
-        return ""
-    ends = "" if interval is None else f" ({interval[0]:.2f}–{interval[1]:.2f})"
-    return f"{value:.{digits}f}{ends}"
+    tokenizer = engine.target.tokenizer
+    return trace_of(
+        result,
+        tokenizer,
+        title=f"{name} on {prompt.task} {prompt.id}",
+        method=name,
+        prompt="" if tokenizer is None else tokenizer.decode(list(prompt.ids)),
+        temperature=temperature,
+    )

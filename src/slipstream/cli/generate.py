@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from slipstream.cli import options as o
 from slipstream.cli.answering import Answering, totals
-from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one
+from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_output_file
 from slipstream.cli.output import JsonWriter, console, json_output
 from slipstream.cli.prompts import Prompt, read_prompts
 from slipstream.errors import SettingError, SlipstreamError
@@ -44,6 +46,14 @@ def generate(
     dtype: o.DtypeOption = "auto",
     device: o.DeviceOption = "auto",
     threads: o.ThreadsOption = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Keep every step there: trees, probabilities, verdicts; see `slipstream report`.",
+        ),
+    ] = None,
     json: o.JsonOption = False,
 ) -> None:
     """Decode prompts with a method; the tokens are those of plain decoding.
@@ -60,14 +70,20 @@ def generate(
     if num_rows > 1 and all_turns:
         raise SettingError("num-rows", num_rows, "1 with --all-turns", "drop one of the two")
     asked = read_prompts(prompt, prompts, limit=limit, all_turns=all_turns, raw=raw)
+    if trace is not None:
+        check_output_file(trace)
     with json_output(json) as writer:
         engine = setup.load()
-        answering = Answering(engine, decoding, raw, num_rows)
+        answering = Answering(engine, decoding, raw, num_rows, trace=trace is not None)
         answering.check(asked)
-        if json:
-            _for_programs(answering, asked, setup, writer)
-        else:
-            _for_people(answering, asked)
+        try:
+            if json:
+                _for_programs(answering, asked, setup, writer)
+            else:
+                _for_people(answering, asked)
+        finally:
+            if trace is not None and answering.results:
+                _write_traces(trace, answering, asked)
     if any(result.finish_reason == "error" for result in answering.results):
         raise typer.Exit(1)
 
@@ -124,6 +140,30 @@ def _for_people(answering: Answering, asked: Sequence[Prompt]) -> None:
             "lossless", True
         ):
             screen.print("lossy: these answers do not have the model's distribution", style="dim")
+
+
+def _write_traces(path: Path, answering: Answering, asked: Sequence[Prompt]) -> None:
+    """The steps of every finished answer, in the order of the prompts."""
+    from slipstream.report.trace import trace_of, write
+
+    about = answering.engine.describe()
+    turns: Counter[int] = Counter()
+    traces = []
+    for result in sorted(answering.results, key=lambda result: result.prompt_index):
+        index = result.prompt_index
+        question = asked[index].turns[turns[index]]
+        turns[index] += 1
+        traces.append(
+            trace_of(
+                result,
+                answering.engine.tokenizer,
+                title=f"{about['method']}, prompt {index + 1}",
+                method=str(about["method"]),
+                prompt=question,
+                temperature=answering.decoding.temperature,
+            )
+        )
+    write(path, traces, about)
 
 
 def _heading(screen: Any, asked: Sequence[Prompt], index: int, turn: int) -> None:

@@ -20,8 +20,9 @@ TasksOption = Annotated[
     typer.Option(
         "--tasks",
         metavar="X,Y",
-        help="Prompt sets that ship (mt_bench, gsm8k, humaneval, ...) or SET/FAMILY; mt_bench "
-        "where neither this nor --prompts is given.",
+        help="Prompt sets that ship: mt_bench, translation, summarization, qa, math_reasoning, "
+        "rag, gsm8k, humaneval, mbpp, multilingual, or SET/FAMILY; mt_bench where neither this "
+        "nor --prompts is given.",
     ),
 ]
 TaskLimitOption = Annotated[

@@ -1,214 +1,304 @@
-"""Small SVG charts without dependencies: bars with error bars, lines over a shared x axis.
+"""Small SVG charts without dependencies: bars with intervals, stacked bars, curves with intervals.
 
-Each chart is a complete SVG document in text, readable in light and dark, as a file of its own
-or inside a page. Colours are Okabe and Ito's, which the colour-blind can tell apart.
+They know numbers and names, nothing of benches; `report.figures` says what goes into them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from itertools import pairwise
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
-WIDTH = 720  # px
-STYLE = """<style>
-.sc{font:13px system-ui,-apple-system,'Segoe UI',sans-serif;color:#1c2330}
-.sc text{fill:currentColor}.sc .title{font-size:15px;font-weight:600}
-.sc .muted{opacity:.65;font-size:12px}.sc .rule{stroke:currentColor;opacity:.14}
-.sc .axis{stroke:currentColor;opacity:.4}.sc .error{stroke:currentColor;opacity:.75;fill:none}
-@media(prefers-color-scheme:dark){.sc{color:#e6e9ef}}
-</style>"""
+from slipstream.report.svg import (
+    CHARACTER,
+    COLOURS,
+    WIDTH,
+    Point,
+    document,
+    legend,
+    legend_height,
+    line,
+    nice_ticks,
+    number,
+    text,
+    whisker,
+)
 
-Point = tuple[float, float]
+Interval = tuple[float, float]
+ROW, BAR = 34, 20  # px
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar.
+
+    Args:
+        label: at its left.
+        value: its length, 0 or more; not finite means no bar.
+        interval: (low, high) of the value, or None.
+        series: names its colour; bars of one series have one colour in the whole chart.
+    """
+
+    label: str
+    value: float
+    interval: Interval | None = None
+    series: str = ""
 
 
 def bar_chart(
-    labels: Sequence[str],
-    values: Sequence[float],
-    errors: Sequence[tuple[float, float] | None] | None = None,
+    groups: Mapping[str, Sequence[Bar]],
     *,
     title: str,
     unit: str = "",
     baseline: float | None = None,
 ) -> str:
-    """Horizontal bars, one per label, in the order given.
+    """Horizontal bars with intervals, in groups under a heading each.
 
     Args:
-        labels: names at the left.
-        values: lengths, 0 or more, in `unit`; a value that is not finite gets no bar.
-        errors: (low, high) ends of each interval in `unit`, or None where there is none.
+        groups: heading to bars, in order; an empty heading takes no line.
         title: above the chart; say the conditions here.
         unit: after each value.
         baseline: draws a dashed line at this value (1 for speed-ups).
 
     Returns:
         A complete `<svg>` element.
-
-    Raises:
-        ValueError: labels, values and errors differ in length.
     """
-    intervals = [None] * len(values) if errors is None else list(errors)
-    if not len(labels) == len(values) == len(intervals):
-        raise ValueError(f"{len(labels)} labels, {len(values)} values, {len(intervals)} errors")
-    left = 24 + 7.2 * max((len(label) for label in labels), default=0)
-    left, right = min(left, WIDTH * 0.42), WIDTH - 96
-    ends = [*values, *(high for interval in intervals if interval for high in interval[1:])]
-    ticks = nice_ticks(0, max([e for e in ends if math.isfinite(e)] + [baseline or 0]))
-    scale = (right - left) / (ticks[-1] or 1)
-    height = 62 + 34 * len(labels) + 26
-    parts = [_text(24, 28, title, "title")]
-    for tick in ticks:
-        x = left + tick * scale
-        parts.append(_line((x, 44), (x, height - 26), "rule"))
-        parts.append(_text(x, height - 8, _number(tick), "muted", anchor="middle"))
-    for i, (label, value, interval) in enumerate(zip(labels, values, intervals, strict=True)):
-        y = 62 + 34 * i
-        parts.append(_text(left - 10, y + 5, label, anchor="end"))
-        shown = f"{_number(value)} {unit}".strip() if math.isfinite(value) else "no value"
-        end = left
-        if math.isfinite(value):
-            end = left + max(0.0, value) * scale
-            colour = COLOURS[i % len(COLOURS)]
-            parts.append(
-                f'<rect x="{left:.1f}" y="{y - 10}" width="{end - left:.1f}" height="20" rx="3" '
-                f'fill="{colour}"><title>{escape(label)}: {escape(shown)}</title></rect>'
-            )
-        if interval is not None:
-            parts.append(_whisker(left + interval[0] * scale, left + interval[1] * scale, y))
-            end = max(end, left + interval[1] * scale)
-        parts.append(_text(end + 8, y + 5, shown))
+    bars = [bar for group in groups.values() for bar in group]
+    series = list(dict.fromkeys(bar.series or bar.label for bar in bars))
+    ends = [bar.value for bar in bars] + [bar.interval[1] for bar in bars if bar.interval]
+    axis = _Axis.of([bar.label for bar in bars], [*ends, baseline or 0.0])
+    y, parts = 62.0, []
+    for heading, group in groups.items():
+        if heading:
+            parts.append(text(24, y + 5, heading, "heading"))
+            y += ROW - 8
+        for bar in group:
+            colour = COLOURS[series.index(bar.series or bar.label) % len(COLOURS)]
+            parts += _bar(bar, y, axis, unit, colour)
+            y += ROW
+    height = y + 10
     if baseline is not None:
-        x = left + baseline * scale
-        parts.append(_line((x, 44), (x, height - 26), "axis", dashes="5 4"))
-    return _document(parts, height, title)
+        x = axis.x(baseline)
+        parts.append(line((x, 44), (x, height - 26), "axis", dashes="5 4"))
+    return document([text(24, 28, title, "title"), *axis.grid(height), *parts], height, title)
+
+
+def stacked_chart(
+    bars: Mapping[str, Mapping[str, float]], *, title: str, unit: str = "", scale: float = 1.0
+) -> str:
+    """Horizontal bars made of parts, such as where the time of a pass goes.
+
+    Args:
+        bars: label to its parts, name to size; every bar has the same names.
+        title: above the chart.
+        unit: of the sum after each bar.
+        scale: multiplies every size.
+
+    Returns:
+        A complete `<svg>` element.
+    """
+    names = list(dict.fromkeys(name for parts in bars.values() for name in parts))
+    sums = {label: scale * sum(parts.values()) for label, parts in bars.items()}
+    axis = _Axis.of(list(bars), list(sums.values()))
+    top = 50 + legend_height(names)
+    drawn = [text(24, 28, title, "title"), *legend(names)]
+    height = top + 18 + ROW * len(bars) + 26
+    drawn += axis.grid(height, top)
+    for i, (label, parts) in enumerate(bars.items()):
+        y, x = top + 18 + ROW * i, axis.left
+        drawn.append(text(axis.left - 10, y + 5, label, anchor="end"))
+        for name, size in parts.items():
+            width = scale * size * axis.scale
+            tip = f"{label}, {name}: {number(scale * size)} {unit}".strip()
+            drawn.append(_rect(x, y, width, COLOURS[names.index(name) % len(COLOURS)], tip))
+            x += width
+        drawn.append(text(x + 8, y + 5, f"{number(sums[label])} {unit}".strip()))
+    return document(drawn, height, title)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One line of a chart.
+
+    Args:
+        points: (x, y); points that are not finite are left out.
+        intervals: (low, high) of y per point, or None where there is none; empty for no band.
+    """
+
+    points: Sequence[Point]
+    intervals: Sequence[Interval | None] = field(default_factory=tuple)
 
 
 def line_chart(
-    series: Mapping[str, Sequence[Point]],
+    series: Mapping[str, Sequence[Point] | Curve],
     *,
     title: str,
     x_label: str = "",
     y_label: str = "",
     y_from_zero: bool = True,
+    marks: Mapping[str, float] | None = None,
 ) -> str:
     """One line per named series of (x, y) points.
 
     Args:
-        series: name to points; points that are not finite are left out.
+        series: name to points, or to a curve with intervals.
         title: above the chart.
         x_label: name and unit of x.
         y_label: name and unit of y.
         y_from_zero: let the y axis start at 0, or at the smallest value.
+        marks: label to the x at which a dashed line stands.
 
     Returns:
         A complete `<svg>` element.
     """
-    lines = {
-        name: [(float(x), float(y)) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-        for name, points in series.items()
-    }
-    xs = [x for points in lines.values() for x, _ in points] or [0.0, 1.0]
-    ys = [y for points in lines.values() for _, y in points] or [0.0, 1.0]
-    x_ticks = nice_ticks(min(xs), max(xs))
-    y_ticks = nice_ticks(min(0.0, *ys) if y_from_zero else min(ys), max(ys))
-    left, right, top, bottom = 64.0, WIDTH - 24.0, 76.0, 340.0
-
-    def place(point: Point) -> Point:
-        x, y = point
-        across = (x - x_ticks[0]) / ((x_ticks[-1] - x_ticks[0]) or 1)
-        up = (y - y_ticks[0]) / ((y_ticks[-1] - y_ticks[0]) or 1)
-        return left + across * (right - left), bottom - up * (bottom - top)
-
-    parts = [_text(24, 28, title, "title"), _legend(list(lines))]
-    for tick in y_ticks:
-        _, y = place((x_ticks[0], tick))
-        parts.append(_line((left, y), (right, y), "rule"))
-        parts.append(_text(left - 8, y + 4, _number(tick), "muted", anchor="end"))
-    for tick in x_ticks:
-        x, _ = place((tick, y_ticks[0]))
-        parts.append(_line((x, bottom), (x, bottom + 5), "axis"))
-        parts.append(_text(x, bottom + 20, _number(tick), "muted", anchor="middle"))
-    for i, (name, points) in enumerate(lines.items()):
-        parts.append(_curve(name, [place(p) for p in points], COLOURS[i % len(COLOURS)]))
-    parts.append(_text((left + right) / 2, bottom + 42, x_label, "muted", anchor="middle"))
-    parts.append(_text(24, 66, y_label, "muted"))
-    return _document(parts, bottom + 56, title)
+    curves = {name: _finite(curve) for name, curve in series.items()}
+    marks = marks or {}
+    xs = [x for curve in curves.values() for x, _ in curve.points] + list(marks.values())
+    ys = [y for curve in curves.values() for _, y in curve.points]
+    ys += [end for curve in curves.values() for pair in curve.intervals if pair for end in pair]
+    xs, ys = xs or [0.0, 1.0], ys or [0.0, 1.0]
+    top = 56 + legend_height(list(curves))
+    plane = _Plane(
+        nice_ticks(min(xs), max(xs)),
+        nice_ticks(min(0.0, *ys) if y_from_zero else min(ys), max(ys)),
+        top,
+    )
+    parts = [text(24, 28, title, "title"), *legend(list(curves)), *plane.axes(x_label, y_label)]
+    for i, (name, curve) in enumerate(curves.items()):
+        parts += _curve(name, curve, plane, COLOURS[i % len(COLOURS)])
+    for label, at in marks.items():
+        x, y = plane.place((at, plane.y_ticks[-1]))
+        parts.append(line((x, y), (x, plane.bottom), "axis", dashes="5 4"))
+        side = "end" if x > WIDTH / 2 else "start"
+        parts.append(text(x + (-6 if side == "end" else 6), y + 12, label, anchor=side))
+    return document(parts, plane.bottom + 56, title)
 
 
-def nice_ticks(low: float, high: float, *, wanted: int = 5) -> list[float]:
-    """Round numbers that cover low to high in about `wanted` steps of 1, 2, 2.5 or 5 x 10^k.
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """The horizontal axis of a bar chart: where values lie."""
 
-    Example:
-        >>> nice_ticks(0, 2.7)
-        [0.0, 1.0, 2.0, 3.0]
-    """
-    if not high > low:
-        high = low + 1
-    rough = (high - low) / wanted
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 10) for i in range(first, last + 1)]
+    left: float
+    scale: float
+    ticks: Sequence[float]
+
+    @classmethod
+    def of(cls, labels: Sequence[str], ends: Sequence[float]) -> _Axis:
+        """The axis that has room for the labels and reaches every end."""
+        wanted = 34 + CHARACTER * max((len(label) for label in labels), default=0)
+        left, right = min(wanted, WIDTH * 0.42), WIDTH - 96
+        ticks = nice_ticks(0, max([end for end in ends if math.isfinite(end)] or [0.0]))
+        return cls(left, (right - left) / (ticks[-1] or 1), ticks)
+
+    def x(self, value: float) -> float:
+        """Px of a value."""
+        return self.left + value * self.scale
+
+    def grid(self, height: float, top: float = 44) -> list[str]:
+        """Rules and their numbers."""
+        parts = []
+        for tick in self.ticks:
+            x = self.x(tick)
+            parts.append(line((x, top), (x, height - 26), "rule"))
+            parts.append(text(x, height - 8, number(tick), "muted", anchor="middle"))
+        return parts
 
 
-def _document(parts: Sequence[str], height: float, title: str) -> str:
+@dataclass(frozen=True, slots=True)
+class _Plane:
+    """The two axes of a line chart."""
+
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
+    top: float
+    left: float = 64.0
+    right: float = WIDTH - 24.0
+
+    @property
+    def bottom(self) -> float:
+        """Px of the horizontal axis."""
+        return self.top + 264
+
+    def place(self, point: Point) -> Point:
+        """Px of a point."""
+        across = (point[0] - self.x_ticks[0]) / ((self.x_ticks[-1] - self.x_ticks[0]) or 1)
+        up = (point[1] - self.y_ticks[0]) / ((self.y_ticks[-1] - self.y_ticks[0]) or 1)
+        return (
+            self.left + across * (self.right - self.left),
+            self.bottom - up * (self.bottom - self.top),
+        )
+
+    def axes(self, x_label: str, y_label: str) -> list[str]:
+        """Rules, numbers and names."""
+        parts = []
+        for tick in self.y_ticks:
+            _, y = self.place((self.x_ticks[0], tick))
+            parts.append(line((self.left, y), (self.right, y), "rule"))
+            parts.append(text(self.left - 8, y + 4, number(tick), "muted", anchor="end"))
+        for tick in self.x_ticks:
+            x, _ = self.place((tick, self.y_ticks[0]))
+            parts.append(line((x, self.bottom), (x, self.bottom + 5), "axis"))
+            parts.append(text(x, self.bottom + 20, number(tick), "muted", anchor="middle"))
+        middle = (self.left + self.right) / 2
+        parts.append(text(middle, self.bottom + 42, x_label, "muted", anchor="middle"))
+        parts.append(text(24, self.top - 10, y_label, "muted"))
+        return parts
+
+
+def _bar(bar: Bar, y: float, axis: _Axis, unit: str, colour: str) -> list[str]:
+    """Label, bar, interval and value of one line."""
+    is_number = math.isfinite(bar.value)
+    shown = f"{number(bar.value)} {unit}".strip() if is_number else "no value"
+    parts, end = [text(axis.left - 10, y + 5, bar.label, anchor="end")], axis.left
+    if is_number:
+        end = axis.x(max(0.0, bar.value))
+        tip = f"{bar.label}: {shown}"
+        parts.append(_rect(axis.left, y, end - axis.left, colour, tip, radius=3))
+    if bar.interval is not None:
+        low, high = (axis.x(value) for value in bar.interval)
+        parts.append(whisker(low, high, y))
+        end = max(end, high)
+    return [*parts, text(end + 8, y + 5, shown)]
+
+
+def _rect(x: float, y: float, width: float, colour: str, tip: str, *, radius: int = 0) -> str:
+    """A bar around its middle line, with what the mouse shows."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="sc" viewBox="0 0 {WIDTH} {height:.0f}" '
-        f'role="img" aria-label="{escape(title)}">{STYLE}{"".join(parts)}</svg>'
+        f'<rect x="{x:.1f}" y="{y - BAR / 2:.1f}" width="{width:.1f}" height="{BAR}" '
+        f'rx="{radius}" fill="{colour}"><title>{escape(tip)}</title></rect>'
     )
 
 
-def _text(x: float, y: float, text: str, style: str = "", *, anchor: str = "start") -> str:
-    name = f' class="{style}"' if style else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{name} text-anchor="{anchor}">{escape(text)}</text>'
+def _finite(series: Sequence[Point] | Curve) -> Curve:
+    """The curve without points that are not finite."""
+    curve = series if isinstance(series, Curve) else Curve(series)
+    intervals = curve.intervals or [None] * len(curve.points)
+    kept = [
+        ((float(x), float(y)), interval)
+        for (x, y), interval in zip(curve.points, intervals, strict=True)
+        if math.isfinite(x) and math.isfinite(y)
+    ]
+    return Curve([point for point, _ in kept], [interval for _, interval in kept])
 
 
-def _line(start: Point, end: Point, style: str, *, dashes: str = "") -> str:
-    pattern = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return (
-        f'<line x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}" '
-        f'class="{style}"{pattern}/>'
-    )
-
-
-def _whisker(low: float, high: float, y: float) -> str:
-    return (
-        f'<path class="error" d="M{low:.1f} {y}H{high:.1f}'
-        f'M{low:.1f} {y - 5}v10M{high:.1f} {y - 5}v10"/>'
-    )
-
-
-def _curve(name: str, points: Sequence[Point], colour: str) -> str:
-    """A polyline with its name on hover; a lone point becomes a dot."""
-    title = f"<title>{escape(name)}</title>"
+def _curve(name: str, curve: Curve, plane: _Plane, colour: str) -> list[str]:
+    """A polyline with its name on hover and its band; a lone point becomes a dot."""
+    parts, tip = [], f"<title>{escape(name)}</title>"
+    banded = [(p[0], i) for p, i in zip(curve.points, curve.intervals, strict=True) if i]
+    if len(banded) > 1:
+        around = [plane.place((x, low)) for x, (low, _) in banded]
+        around += [plane.place((x, high)) for x, (_, high) in reversed(banded)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in around)
+        parts.append(f'<polygon points="{path}" fill="{colour}" opacity=".16"/>')
+    points = [plane.place(point) for point in curve.points]
     if len(points) == 1:
         x, y = points[0]
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}">{title}</circle>'
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    return (
-        f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.2" '
-        f'stroke-linejoin="round">{title}</polyline>'
-    )
-
-
-def _legend(names: Sequence[str]) -> str:
-    """Coloured names in a row under the title."""
-    widths = [28 + 7.2 * len(name) for name in names]
-    starts = [24.0]
-    for width in widths:
-        starts.append(starts[-1] + width)
-    parts = []
-    for i, (name, (x, _)) in enumerate(zip(names, pairwise(starts), strict=True)):
-        colour = COLOURS[i % len(COLOURS)]
-        parts.append(f'<rect x="{x:.1f}" y="39" width="12" height="12" rx="2" fill="{colour}"/>')
-        parts.append(_text(x + 17, 50, name))
-    return "".join(parts)
-
-
-def _number(value: float) -> str:
-    """A number with as many digits as help."""
-    if value == int(value) and abs(value) < 1e6:
-        return str(int(value))
-    return f"{value:.3g}"
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}">{tip}</circle>')
+    else:
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.2" '
+            f'stroke-linejoin="round">{tip}</polyline>'
+        )
+    return parts

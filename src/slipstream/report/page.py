@@ -61,10 +61,12 @@ class Span:
     Args:
         text: as decoded.
         is_drafted: True for accepted drafts, False for the target's own token.
+        step: index of the step that gave it; -1 for the token that prefill gives.
     """
 
     text: str
     is_drafted: bool
+    step: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +96,46 @@ class DemoPage:
 
 def render(page: DemoPage) -> str:
     """The page as one HTML document."""
+    from markupsafe import Markup
+
+    chart = charts.bar_chart(
+        {"": [charts.Bar(row.method, row.tokens_per_second) for row in page.rows]},
+        title="Tokens per second after prefill",
+        unit="tokens/s",
+    )
+    return fill("page.html.j2", page=page, chart=Markup(chart))
+
+
+def fill(name: str, **values: object) -> str:
+    """A template of this package with its values: text is escaped, pictures are `svg(...)`."""
     from jinja2 import Environment
     from markupsafe import Markup
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(
-        files("slipstream.report").joinpath("page.html.j2").read_text(encoding="utf-8")
-    )
-    chart = charts.bar_chart(
-        [row.method for row in page.rows],
-        [row.tokens_per_second for row in page.rows],
-        title="Tokens per second after prefill",
-        unit="tokens/s",
-    )
-    return template.render(
-        page=page,
+    return environment.from_string(asset(name)).render(
         mark=Markup(MARK),
-        chart=Markup(chart),
+        style=Markup(asset("style.css")),
         tree_style=Markup(tree_view.STYLE),
         tree_style_dark=Markup(tree_view.STYLE_DARK),
         svg=Markup,
         label=tree_view.token_label,
         short=tree_view.short,
+        **values,
     )
 
 
-def picture(step: Step, piece: Callable[[int], str], *, title: str) -> Picture:
+def asset(name: str) -> str:
+    """Text of a file beside this one."""
+    return files("slipstream.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def picture(step: Step, piece: Callable[[int], str], *, title: str, max_nodes: int = 40) -> Picture:
     """Draw a step, count it in words and list what the target said along the path."""
+    cut = f" The {max_nodes} most probable are drawn." if step.tree.budget > max_nodes else ""
     return Picture(
         title=title,
-        caption=caption(step),
-        svg=tree_view.tree_svg(step, piece, title=title),
+        caption=caption(step) + cut,
+        svg=tree_view.tree_svg(step, piece, max_nodes=max_nodes, title=title),
         said=_said(step, piece),
     )
 
@@ -159,18 +170,18 @@ def spans(
         steps: the answer's steps.
         decode: text of token ids; a character cut in half (U+FFFD) waits for its other half.
     """
-    turns = [(list(first), False)]
-    for step in steps:
+    turns = [(list(first), False, -1)]
+    for index, step in enumerate(steps):
         num_accepted = step.verdict.num_accepted
-        turns.append((list(step.emitted[:num_accepted]), True))
-        turns.append((list(step.emitted[num_accepted:]), False))
+        turns.append((list(step.emitted[:num_accepted]), True, index))
+        turns.append((list(step.emitted[num_accepted:]), False, index))
     tokens: list[int] = []
     shown, out = "", []
-    for ids, is_drafted in turns:
+    for ids, is_drafted, index in turns:
         tokens += ids
         text = decode(tokens).rstrip("\ufffd")
         if len(text) > len(shown):
-            out.append(Span(text[len(shown) :], is_drafted))
+            out.append(Span(text[len(shown) :], is_drafted, index))
             shown = text
     return out
 

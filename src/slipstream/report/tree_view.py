@@ -51,6 +51,7 @@ class Box:
         says: the target's most likely continuations (token, probability), or empty.
         children: boxes below, in the order drawn.
         row: line, set by the layout.
+        is_bonus: the target's own token after a path that was accepted to its end.
     """
 
     token: int
@@ -61,6 +62,7 @@ class Box:
     says: tuple[tuple[int, float], ...]
     children: list[Box]
     row: int = 0
+    is_bonus: bool = False
 
 
 def tree_svg(
@@ -123,6 +125,7 @@ def boxes(step: Step, *, max_nodes: int = 40) -> Box:
     last = made[path[-1]]
     said = dict(last.says).get(step.verdict.next_token)
     own = Box(step.verdict.next_token, last.depth + 1, "nx", None, said, (), [])
+    own.is_bonus = step.verdict.is_bonus
     last.children.insert(0, own)
     return made[0]
 
@@ -222,7 +225,7 @@ def _note(box: Box) -> str:
         return "root"
     parts = []
     if box.kind == "nx":
-        parts.append("target")
+        parts.append("bonus" if box.is_bonus else "target")
     if box.q is not None:
         parts.append(f"q {short(box.q)}")
     if box.p is not None:
@@ -250,6 +253,8 @@ def _hover(box: Box, piece: Callable[[int], str]) -> str:
         "no": "drafted, not taken",
         "nx": "the target's own token, which ends the step",
     }[box.kind]
+    if box.is_bonus:
+        role += ": a bonus, for the whole path was accepted"
     lines = [f"{piece(box.token)!r} (id {box.token}): {role}"]
     if box.q is not None:
         lines.append(f"drafter q = {box.q:.4f}")
