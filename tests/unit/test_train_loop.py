@@ -1,13 +1,17 @@
 """The training loop: it learns, and a killed run resumes to the same bits."""
 
 import contextlib
+import gc
 import json
+import weakref
 
 import pytest
 import torch
+from accelerate import Accelerator, DistributedType
+from accelerate.state import AcceleratorState
 
 from slipstream.data.store import Sample, Store, StoreIndex, StoreWriter
-from slipstream.errors import CheckpointError, DataError, OutputError
+from slipstream.errors import CheckpointError, DataError, OutputError, SettingError
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
@@ -162,3 +166,59 @@ def test_a_disk_that_is_too_small_is_refused_before_the_work(tmp_path):
 
     with pytest.raises(OutputError, match="GB are free"):
         check_room(tmp_path, 10**18)
+
+
+def test_no_batch_is_kept(store):
+    """Memory is flat in the number of texts: what a batch was made of goes with it."""
+    config, _, _, _, batches = setup(store)
+    seen = []
+    for number in range(12):
+        batch = batches(number)
+        seen += [weakref.ref(batch.features), weakref.ref(batch.last_hidden)]
+    del batch
+    gc.collect()
+    assert not [ref for ref in seen if ref() is not None] and config.rows == 1
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_less_memory_and_autocast_train_to_the_same(store, tmp_path, precision):
+    """Recomputed activations change nothing; bfloat16 changes little."""
+    AcceleratorState._reset_state(True)
+    try:
+        whole, first = run(store, tmp_path / "whole", precision=precision)
+        again, second = run(store, tmp_path / "again", precision=precision, recompute=True)
+        assert [r["loss"] for r in first] == [r["loss"] for r in second]
+        assert all(map(torch.equal, whole.state_dict().values(), again.state_dict().values()))
+    finally:
+        AcceleratorState._reset_state(True)
+    _, exact = run(store, tmp_path / "exact")
+    assert first[-1]["loss"] == pytest.approx(exact[-1]["loss"], rel=0.05)
+    assert (first[-1]["loss"] == exact[-1]["loss"]) == (precision == "no")
+
+
+def test_accumulated_batches_are_one_step(store, tmp_path):
+    """The recorded loss is the mean of the step's batches."""
+    config, model, objective, readout, batches = setup(store, steps=1, learning_rate=1e-9)
+    expected = (
+        sum(float(objective(model, batches(i), readout).total.detach()) for i in range(2)) / 2
+    )
+    _, (record,) = run(store, tmp_path / "run", steps=1, learning_rate=1e-9)
+    assert record["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_best_and_milestones_are_told(store, tmp_path):
+    config, model, objective, readout, batches = setup(store, steps=12, milestone_every=5)
+    told = []
+    train(model, objective, readout, batches, config, tmp_path, held_out=[batches(0)],
+          on_save=lambda kind, step: told.append((kind, step)))  # fmt: skip
+    assert [t for t in told if t[0] == "last"] == [("last", s) for s in (3, 6, 9, 12)]
+    assert [t for t in told if t[0] == "milestone"] == [("milestone", 5), ("milestone", 10)]
+    assert ("best", 6) in told and all(step in (6, 12) for kind, step in told if kind == "best")
+
+
+def test_sharded_networks_are_refused(store, tmp_path, monkeypatch):
+    """A drafter fits a device: sharding it is refused with the reason, not half done."""
+    config, model, objective, readout, batches = setup(store)
+    monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
+    with pytest.raises(SettingError, match="FSDP, expected data parallel"):
+        train(model, objective, readout, batches, config, tmp_path)

@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from slipstream.train.adapters import adapt, merged
 from slipstream.train.checkpoint import provenance, states
 from slipstream.train.config import TrainConfig
 from slipstream.train.feed import Batches
+from slipstream.train.forecast import forecast
 from slipstream.train.loop import measure, train
 from slipstream.train.objectives.protocol import Objective
 from slipstream.train.recipes.recipe import Checkpoint, Material, Settings
@@ -184,10 +185,12 @@ class Run:
             is_cpu=self.target.spec.device.type == "cpu",
             provenance=self._card(None),
         )
-        kept_old = None
+        kept_old = outlook = None
         if done.is_main:
             self._write_cards()
             kept_old = self._keep_the_better(readout, prompts, num_tokens)
+            outlook = forecast(read_metrics(self.folder / "metrics.jsonl"))
+            self.say(str(outlook) if outlook else "too few rising evaluations for a forecast")
         return {
             "path": str(self.folder / DRAFTER),
             "steps": done.steps,
@@ -195,6 +198,7 @@ class Run:
             "seconds": round(done.seconds, 1),
             "tau": done.last.get("tau"),
             "kept_old": kept_old,
+            "forecast": None if outlook is None else asdict(outlook),
         } | {key: value for key, value in done.last.items() if key != "tau"}
 
     def _parity(

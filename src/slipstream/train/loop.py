@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 
 from slipstream.data.batches import Batch
@@ -82,7 +82,8 @@ def train(
         provenance: stored in every state.
 
     Raises:
-        SettingError: the batches of a step do not divide into the processes.
+        SettingError: the batches of a step do not divide into the processes, or the launcher
+            wants the network sharded.
         CheckpointError: the newest state cannot be read or is of another network.
     """
     accelerator = Accelerator(
@@ -91,6 +92,7 @@ def train(
         log_with=config.tracker,
         project_dir=str(folder),
     )
+    _check_parallel(accelerator)
     num_micro = _share(config, accelerator.num_processes)
     if config.recompute:
         recompute_mlps(model)
@@ -250,6 +252,18 @@ class _Progress:
             return False
         self.best = found
         return True
+
+
+def _check_parallel(accelerator: Accelerator) -> None:
+    """Refuse to shard the network: states and evaluations hold it whole."""
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise SettingError(
+            "distributed type",
+            kind.value,
+            "data parallel: a drafter with its optimizer fits one device",
+            "run `accelerate config` without sharding, or use torchrun; see docs/training.md",
+        )
 
 
 def _share(config: TrainConfig, num_processes: int) -> int:
