@@ -45,7 +45,7 @@ class DSparkSettings(DFlashSettings):
     """What `dspark` can be told: all that `dflash` can, and its path head."""
 
     path_rank: int = Field(128, ge=1, le=1024, description="rank of the path head")
-    only_path: bool = Field(True, description="the block network stays as it is")
+    only_path: bool = Field(False, description="the block network stays as it is")
 
 
 def choose_taps(settings: DFlashSettings, num_layers: int) -> tuple[int, ...]:
