@@ -33,7 +33,7 @@ def no_model(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--method", "eagel3"], ["no method 'eagel3'", "Did you mean: eagle3?"]),
+        (["--method", "eagel3"], ["no method 'eagel3'", "Did you mean: eagle3"]),
         (["--dtype", "bf16"], ["no dtype 'bf16'", "bfloat16"]),
         (["--tree", "dynamc"], ["no tree 'dynamc'", "dynamic"]),
         (["--verifier", "wlak"], ["no verifier 'wlak'", "walk"]),
@@ -52,7 +52,7 @@ def no_model(monkeypatch):
         (["--budget", "many"], "--budget"),
         (["--model", "./nowhere"], "nowhere"),
         (["--drafter", "./nowhere"], "nowhere"),
-        (["--drafter", "zoo:eagel3"], "Did you mean: eagle3?"),
+        (["--drafter", "zoo:eagel3"], "Did you mean: eagle3"),
         (["--prompts", "nowhere.jsonl"], "prompt is given twice"),
         (["--limit", "3"], "limit is 3, expected nothing with --prompt"),
         (["--all-turns"], "all-turns is on, expected nothing with --prompt"),
