@@ -48,7 +48,7 @@ def states_of(model, batch, anchors, readout):
     text = Text.of(batch)
     fused = model.fuse(batch.features.flatten(0, 1)[None])
     context = model.context(fused, text.positions[None])
-    return block_states(model, text, anchors, context, readout)
+    return block_states(model, text, anchors, context, readout, W)
 
 
 PACKED = [[sample(9, 1), sample(12, 2)], [sample(17, 3)]]
@@ -116,7 +116,9 @@ def plain_loss(model, vocabulary, batch, readout, objective):
     """The same loss, one block at a time with a dense softmax; hits as well."""
     text = Text.of(batch)
     count = max(1, round(objective.density * batch.num_tokens / W))
-    anchors = objective._anchors(text, count, batch)
+    generator = torch.Generator().manual_seed(0)
+    torch.rand((), generator=generator)
+    anchors = objective._anchors(text, count, generator)
     best, hidden = batch.best.flatten(), batch.last_hidden.flatten(0, 1)
     head, ids = readout.head[vocabulary.target_ids], vocabulary.draft_ids()
     losses, weights, hits = [], [], []
@@ -226,6 +228,18 @@ def test_later_rounds_start_where_the_drafter_stops():
     text = Text.of(batch)
     stops = {int(a) + int(r) + 1 for a, r in zip(first, reach, strict=True)}
     assert set(second.tolist()) == {s for s in stops if s < len(text.valid) and text.valid[s]}
+
+
+@pytest.mark.parametrize("is_shifted", [False, True])
+def test_narrow_blocks_are_for_training_only(is_shifted):
+    model, vocabulary, readout = network(is_shifted=is_shifted)
+    objective = BlockDiffusion(vocabulary, narrow=0.7)
+    drafts = []
+    for number in range(16):
+        batch = collate([[sample(30)]], max_length=64, dtype=torch.float64, number=number)
+        drafts.append(len(objective(model.train(), batch, readout).prefix_hits))
+        assert len(objective(model.eval(), batch, readout).prefix_hits) == (3, 4)[is_shifted]
+    assert set(drafts) == ({1, 2, 3, 4} if is_shifted else {1, 2, 3})
 
 
 @pytest.mark.parametrize("is_shifted", [False, True])

@@ -44,6 +44,9 @@ class BlockDiffusion:
         hard: share of the target's own choice in the labels, the rest is its distribution.
         rounds: simulated rounds; the anchors of each round after the first are the tokens that
             the drafter's blocks of the round before would have stopped at.
+        narrow: share of training batches whose blocks are narrower than the widest, of a width
+            drawn at random: more anchors for the first slots, on which all others hang, and
+            practice for narrower blocks. Evaluations have the widest.
         only_path: the block network stays as it is, only its path head learns.
         seed: of the anchors.
     """
@@ -57,13 +60,14 @@ class BlockDiffusion:
         weighting: Weighting = "decay",
         hard: float = 0.0,
         rounds: int = 1,
+        narrow: float = 0.0,
         only_path: bool = False,
         seed: int = 0,
     ) -> None:
         self.vocabulary = vocabulary
         self.density, self.gamma, self.weighting = density, gamma, weighting
         self.hard, self.rounds, self.seed = hard, rounds, seed
-        self.only_path = only_path
+        self.narrow, self.only_path = narrow, only_path
         self._draft_ids = vocabulary.draft_ids()
 
     def __call__(self, model: DFlash, batch: Batch, readout: Readout) -> Loss:
@@ -74,8 +78,10 @@ class BlockDiffusion:
         with torch.set_grad_enabled(learns and not self.only_path):
             fused = model.fuse(batch.features.flatten(0, 1)[None])  # [1, P, D]
             context = model.context(fused, text.positions[None])
-        count = max(1, round(self.density * batch.num_tokens / model.config.width))
-        anchors = self._anchors(text, max(1, count // self.rounds), batch)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + batch.number)
+        width = self._width(model, generator)
+        count = max(1, round(self.density * batch.num_tokens / width) // self.rounds)
+        anchors = self._anchors(text, count, generator)
         losses, reach = [], None
         for index in range(self.rounds):
             if index:
@@ -83,7 +89,7 @@ class BlockDiffusion:
             if not len(anchors):
                 break
             with torch.set_grad_enabled(learns and not self.only_path):
-                states = block_states(model, text, anchors, context, readout)  # [A, J, D]
+                states = block_states(model, text, anchors, context, readout, width)
             if model.path is not None:  # the text's own token before each drafted one
                 states = states + model.path(readout.embed(text.window(anchors, states.shape[1])))
             outcome = self._judge(states, text, anchors, labels)
@@ -91,10 +97,17 @@ class BlockDiffusion:
             losses.append(outcome)
         return self._sum(losses, model)
 
-    def _anchors(self, text: Text, count: int, batch: Batch) -> Tensor:
+    def _width(self, model: DFlash, generator: torch.Generator) -> int:
+        """Slots of this batch's blocks."""
+        widest, least = model.config.width, model.config.width_for(1)
+        is_narrow = float(torch.rand((), generator=generator)) < self.narrow
+        if not (is_narrow and model.training and widest > least):
+            return widest
+        return int(torch.randint(least, widest, (), generator=generator))
+
+    def _anchors(self, text: Text, count: int, generator: torch.Generator) -> Tensor:
         """[A] int64, ascending: flat positions, drawn without replacement."""
         valid = text.valid.nonzero()[:, 0]
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + batch.number)
         order = torch.randperm(len(valid), generator=generator)[:count]
         return valid[order].sort().values
 
@@ -220,9 +233,9 @@ def block_states(
     anchors: Tensor,
     context: list[tuple[Tensor, Tensor]],
     readout: Readout,
+    width: int,
 ) -> Tensor:
     """[A, J, D] inputs of the head for every drafted token of the blocks at [A] flat anchors."""
-    width = model.config.width
     tokens = model.block(text.tokens[anchors], width)  # [A, W]
     positions = text.positions[anchors][:, None] + torch.arange(width)
     attend = BlockAttention(context, text.number, anchors, width)

@@ -3,8 +3,10 @@
 And DSpark's: a path head on such a network.
 
 Paper: Chen et al. 2026, DFlash, arXiv:2602.06036, section 4; DSpark, arXiv:2607.05147, section 3.
-Differs: warm first weights, a head over the data's most frequent ids and labels from the target's
-distributions, because the training budget here is a thousandth of the paper's.
+Differs: warm first weights, three layers, the shifted read-out, a head over the data's most
+frequent ids, labels from the target's distributions and some batches of narrower blocks, because
+the training budget here is a thousandth of the paper's. On the default model a network of two
+layers had, after 51,000 tokens, a loss of 5.72 shifted and 5.88 not, though over one slot more.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ class DFlashSettings(Settings):
     """What `dflash` can be told beside `TrainConfig`."""
 
     width: int = Field(8, ge=2, le=64, description="slots of a block, anchor included")
-    num_layers: int = Field(5, ge=1, le=16)
-    is_shifted: bool = Field(False, description="slot j says the token after its own (DSpark)")
+    num_layers: int = Field(3, ge=1, le=16)
+    is_shifted: bool = Field(True, description="slot j says the token after its own (DSpark)")
     draft_vocab_size: int = Field(12_288, ge=1)
     intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
     initial: Literal["target", "random"] = "target"
@@ -38,6 +40,7 @@ class DFlashSettings(Settings):
     weighting: Literal["decay", "pace"] = "decay"
     hard: float = Field(0.0, ge=0, le=1, description="share of the target's choice in the labels")
     rounds: int = Field(1, ge=1, le=8, description="simulated rounds of drafting")
+    narrow: float = Field(0.5, ge=0, le=1, description="share of batches with narrower blocks")
     anchor_seed: int = Field(0, ge=0, lt=2**32)
 
 
@@ -138,6 +141,7 @@ def objective(checkpoint: DFlashCheckpoint, settings: DFlashSettings) -> BlockDi
         weighting=settings.weighting,
         hard=settings.hard,
         rounds=settings.rounds,
+        narrow=settings.narrow,
         only_path=isinstance(settings, DSparkSettings) and settings.only_path,
         seed=settings.anchor_seed,
     )
