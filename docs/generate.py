@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 
 from slipstream import methods
+from slipstream.bench.results import KIND
 from slipstream.cli.main import VERBS, load_verb
+from slipstream.report.figures import of_bench, speedups
 from slipstream.trees.choices import EAGLE1, MEDUSA
 from slipstream.trees.dynamic import DynamicBuilder
 from slipstream.trees.mask import ancestors
@@ -28,20 +30,26 @@ from slipstream.types import DraftTree
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slipstream"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
+ACCEPTANCE = "benchmarks/results/acceptance.json"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 PAPERS = {
+    "2106.09685": "Hu et al., LoRA",
     "2211.17192": "Leviathan et al., Fast Inference from Transformers via Speculative Decoding",
     "2302.01318": "Chen et al., Accelerating LLM Decoding with Speculative Sampling",
     "2305.09781": "Miao et al., SpecInfer",
+    "2310.15141": "Sun et al., SpecTr",
     "2401.07851": "Xia et al., Spec-Bench",
     "2401.10774": "Cai et al., Medusa",
     "2401.15077": "Li et al., EAGLE",
     "2402.02057": "Fu et al., Lookahead decoding",
     "2402.12374": "Chen et al., Sequoia",
+    "2403.10444": "Sun et al., Block Verification",
     "2406.16858": "Li et al., EAGLE-2",
     "2408.07978": "Daliri et al., Coupling without Communication",
     "2408.15766": "Zhang et al., HASS",
+    "2502.18779": "Hu et al., Towards Optimal Multi-draft Speculative Decoding",
     "2503.01840": "Li et al., EAGLE-3",
+    "2505.12398": "Weng et al., Traversal Verification",
     "2506.05632": "Rowan et al., List-Level Distribution Coupling",
     "2602.06036": "Chen et al., DFlash",
     "2604.12989": "Ringel and Romano, DDTree",
@@ -54,7 +62,9 @@ PAPERS = {
 
 
 def main() -> int:
-    """Rewrite every file that has generated parts; 0."""
+    """Rewrite every figure and every file that has generated parts; 0."""
+    for path, svg in pictures().items():
+        path.write_text(svg, encoding="utf-8")
     for path in pages():
         text = path.read_text(encoding="utf-8")
         path.write_text(render(text), encoding="utf-8")
@@ -151,12 +161,89 @@ def papers() -> str:
 
 def measured() -> str:
     """The committed bench results, each with its conditions."""
+    parts = [_result(path, value) for path, value in _benches()]
+    return "\n\n".join(parts) or "No result is committed yet; `slipstream bench` makes one."
+
+
+def pictures() -> dict[Path, str]:
+    """Every figure of the committed bench results, by the file it belongs in."""
+    drawn = {}
+    for path, value in _benches():
+        drawn[path.with_suffix(".svg")] = speedups(value)
+        for figure in of_bench(value):
+            drawn[ROOT / "docs" / "images" / f"{path.stem}-{figure.name}.svg"] = figure.svg
+    return drawn
+
+
+def result_figures() -> str:
+    """The figures of every committed bench result, for a page in `docs/`."""
     parts = []
+    for path, value in _benches():
+        parts.append(f"### [`{path.stem}`](../{path.relative_to(ROOT).as_posix()})")
+        for figure in of_bench(value):
+            image = f"images/{path.stem}-{figure.name}.svg"
+            parts.append(f"![{path.stem}, {figure.name}]({image})\n\n{figure.caption}")
+    return "\n\n".join(parts)
+
+
+def _benches() -> Iterator[tuple[Path, dict]]:
+    """The committed bench results."""
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
         value = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict) and value.get("kind") == "slipstream bench":
-            parts.append(_result(path, value))
-    return "\n\n".join(parts) or "No result is committed yet; `slipstream bench` makes one."
+        if isinstance(value, dict) and value.get("kind") == KIND:
+            yield path, value
+
+
+def verifiers() -> str:
+    """Every rule: what it judges and where it is."""
+    lines = [
+        "| `--verifier` | children | trees | lossless | where | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, reference in methods.VERIFIERS.items():
+        children, path = methods.CHILDREN[name], _module_file(reference)
+        trees = ", ".join(methods.FIXED_TREES)
+        if children == "chosen":
+            trees = "any"
+        elif name in methods.FOR_CHAINS:
+            trees = "chain"
+        lossless = "no" if name in methods.LOSSY else "yes"
+        link = f"[`{path.name}`](../{path.relative_to(ROOT).as_posix()})"
+        cells = (f"`{name}`", children, trees, lossless, link, _first_line(path))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def acceptance() -> str:
+    """The committed comparison of rules: a table per number of children, the most in bold."""
+    if not (ROOT / ACCEPTANCE).is_file():
+        return f"No result is committed yet; `python benchmarks/acceptance.py --out {ACCEPTANCE}`."
+    value = json.loads((ROOT / ACCEPTANCE).read_text(encoding="utf-8"))
+    found = {(r["children"], r["temperature"], r["rule"]): r["acceptance"] for r in value["rows"]}
+    rules = list(dict.fromkeys(row["rule"] for row in value["rows"]))
+    parts = []
+    for count in sorted({row["children"] for row in value["rows"]}):
+        head = f"{count} {'child' if count == 1 else 'children'}"
+        lines = [f"| {head}, temperature | {' | '.join(rules)} |", "|---" * (len(rules) + 1) + "|"]
+        for temperature in sorted({row["temperature"] for row in value["rows"]}):
+            cells = [f"{found[count, temperature, rule]:.3f}" for rule in rules]
+            most = max(cell for rule, cell in zip(rules, cells, strict=True) if rule != "bound")
+            shown = [
+                f"**{cell}**" if cell == most and rule != "bound" else cell
+                for rule, cell in zip(rules, cells, strict=True)
+            ]
+            lines.append(f"| {temperature:g} | {' | '.join(shown)} |")
+        parts.append("\n".join(lines))
+    where, how = value["environment"], value["settings"]
+    error = max(row["standard_error"] for row in value["rows"])
+    parts.append(
+        f"[`{ACCEPTANCE}`](../{ACCEPTANCE}): probability that a child of one node is kept, mean of "
+        f"{value['num_positions']} recorded positions ({where['model']} in {where['dtype']} with "
+        f"the zoo's EAGLE-3, {how['prompts']} prompts of {how['task']}, answers of {how['tokens']} "
+        f"tokens at temperature {how['temperature']:g}); standard error at most {error:.3f}, the "
+        "same positions in every cell."
+    )
+    return "\n\n".join(parts)
 
 
 def picture() -> str:
@@ -337,6 +424,11 @@ def _first_line(path: Path) -> str:
     return words.partition("\n")[0]
 
 
+def _module_file(reference: str) -> Path:
+    """The file of "module:name"."""
+    return PACKAGE.parent / (reference.partition(":")[0].replace(".", "/") + ".py")
+
+
 def _linked(text: str) -> str:
     return ARXIV.sub(lambda found: f"[{found[0]}](https://arxiv.org/abs/{found[1]})", text)
 
@@ -346,6 +438,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "example": example,
     "methods": method_table,
     "measured": measured,
+    "result-figures": result_figures,
+    "verifiers": verifiers,
+    "acceptance": acceptance,
     "layout": layout,
     "commands": commands,
     "papers": papers,

@@ -134,6 +134,29 @@ def test_a_mistake_in_the_data_does_not_bind_the_output(slipstream, model, answe
 
 
 @pytest.mark.parametrize(
+    "more", [("--limit", 3), ("--max-prompt", 9), ("--loops", "cut"), ("--last-turn-only",),
+             ("--online",)],
+)  # fmt: skip
+def test_what_a_store_has_decided_is_refused(slipstream, model, tmp_path, more):
+    store = tmp_path / "store"
+    store.mkdir()
+    code, out, err = slipstream(*arguments(store, tmp_path / "run", model, *more))
+    assert code == 2 and not out and f"{more[0][2:]} is" in err and "feature store" in err
+
+
+def test_features_as_it_trains_leave_no_shards(slipstream, model, answers, tmp_path):
+    code, out, err = slipstream(*arguments(answers, tmp_path / "run", model, "--online"))
+    assert code == 0, err
+    assert json.loads(out)["steps"] == 6 and not (tmp_path / "run" / "features").exists()
+    code, out, err = slipstream(*arguments(answers, tmp_path / "disk", model))
+    last = [
+        json.loads((tmp_path / run / "metrics.jsonl").read_text().splitlines()[-1])
+        for run in ("run", "disk")
+    ]
+    assert last[0]["loss"] == pytest.approx(last[1]["loss"], rel=0.02)
+
+
+@pytest.mark.parametrize(
     "name", ["readout.safetensors", "shard-00000.safetensors", "counts.safetensors", "index.json"]
 )
 def test_a_damaged_store_is_named(slipstream, model, answers, tmp_path, name):
@@ -215,7 +238,7 @@ def test_adapters_are_trained_resumed_and_written_plain(
     pytest.importorskip("peft")
     run = tmp_path / "run"
     for more in ((), ("--resume",)):
-        code, out, err = fine_tune(
+        code, _, err = fine_tune(
             slipstream,
             model,
             answers,

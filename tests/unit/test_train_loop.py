@@ -198,7 +198,7 @@ def test_less_memory_and_autocast_train_to_the_same(store, tmp_path, precision):
 
 def test_accumulated_batches_are_one_step(store, tmp_path):
     """The recorded loss is the mean of the step's batches."""
-    config, model, objective, readout, batches = setup(store, steps=1, learning_rate=1e-9)
+    _, model, objective, readout, batches = setup(store, steps=1, learning_rate=1e-9)
     expected = (
         sum(float(objective(model, batches(i), readout).total.detach()) for i in range(2)) / 2
     )

@@ -85,8 +85,11 @@ def train(
         int | None, typer.Option("--max-prompt", help="Skip rows with longer prompts, tokens.")
     ] = None,
     loops: Annotated[
-        str, typer.Option("--loops", help="Repetition loops at an answer's end: keep, cut, drop.")
-    ] = "cut",
+        str | None,
+        typer.Option(
+            "--loops", help="Repetition loops at an answer's end: keep, cut (the default), drop."
+        ),
+    ] = None,
     last_turn_only: Annotated[
         bool, typer.Option("--last-turn-only", help="Learn from the last answer of a row only.")
     ] = False,
@@ -103,7 +106,7 @@ def train(
 ) -> None:
     """Train a drafter; held-out tokens per pass are measured by real decoding as it goes."""
     check_name("dtype", dtype, o.DTYPES)
-    check_name("loops", loops, ("cut", "drop", "keep"))
+    check_name("loops", loops or "cut", ("cut", "drop", "keep"))
     check_name("precision", precision, ("no", "bf16"))
     _check_tracker(tracker)
     if lora_rank is not None and drafter is None:
@@ -127,10 +130,16 @@ def train(
     check_model(model)
     if not data.exists():
         raise DataError(f"{data}: no such file or folder", "give a JSONL file or a feature store")
+    if data.is_dir():
+        _check_made(
+            online=online or None, limit=limit, max_prompt=max_prompt, loops=loops,
+            last_turn_only=last_turn_only or None,
+        )  # fmt: skip
     is_main = os.environ.get("RANK", "0") == "0"  # as `torchrun` and `accelerate launch` say
     if is_main:
         check_output_folder(output, resume=resume)
-    _check_shared(data, is_online=online)
+    if not online:
+        _check_shared(data)
     start_from = None if drafter is None else str(assemble.locate(drafter, method, model))
     wishes = {
         "num_unrolled": num_unrolled, "draft_vocab_size": draft_vocab_size, "initial": initial,
@@ -170,7 +179,7 @@ def train(
                 is_online=online,
                 limit=limit,
                 max_prompt=max_prompt,
-                loops=loops,
+                loops=loops or "cut",
                 last_turn_only=last_turn_only,
                 resume=resume,
                 on_progress=lambda done, total, _tokens, _seconds: update(done, total),
@@ -203,14 +212,20 @@ def _check_trainable(method: str) -> None:
         raise SettingError("method", method, f"one that is trained: {names}")
 
 
-def _check_shared(data: Path, *, is_online: bool) -> None:
+def _check_made(**wishes: Any) -> None:
+    """Raises SettingError for what is decided when a feature store is made."""
+    for name, value in wishes.items():
+        if value is not None:
+            raise SettingError(
+                name.replace("_", "-"),
+                "on" if value is True else value,
+                "nothing beside a feature store, which was made with it or without",
+                "give the JSONL file, or leave it out",
+            )
+
+
+def _check_shared(data: Path) -> None:
     """Raises SettingError when several processes would all take the features of one file."""
-    if is_online and data.is_dir():
-        raise SettingError(
-            "online", "on", "off with a feature store", "give the JSONL file, or leave --online out"
-        )
-    if is_online:
-        return
     if os.environ.get("WORLD_SIZE", "1") != "1" and not data.is_dir():
         raise SettingError(
             "data", data, "a feature store where several processes train",
