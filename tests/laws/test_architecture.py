@@ -34,7 +34,8 @@ ALLOWED = {
     "train": GROUND | {"models", "data", "formats", "trees", "cache"},
     "parity": GROUND | {"methods", "assemble", "models", "data", "train"},
     "bench": GROUND
-    | {"methods", "engine", "data", "target", "trees", "verify", "drafters", "models", "assemble"},
+    | {"methods", "engine", "data", "target", "trees", "verify", "drafters", "models", "formats"}
+    | {"assemble"},
     "report": GROUND | {"bench", "methods"},
     "assemble": GROUND
     | {"methods", "engine", "drafters", "verify", "target", "trees", "models", "formats"},

@@ -1,6 +1,7 @@
 """DFlash: the network, its cache of verified features, its blocks, its trees, its checkpoints."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -232,7 +233,7 @@ def test_a_tree_of_paths_beats_a_tree_of_marginals(monkeypatch):
         logits = torch.stack(marginals).log()[None]
         monkeypatch.setattr(drafter, "_denoise", lambda _rows, logits=logits: logits)
         monkeypatch.setattr(
-            drafter._network, "after", lambda _logits, tokens: follows[tokens].log(), raising=False
+            drafter.network, "after", lambda _logits, tokens: follows[tokens].log(), raising=False
         )
         row = FakeRow([5, root])
         drafter.open(row, features_of(target, [5], drafter.taps))
@@ -245,7 +246,20 @@ def test_drafting_by_paths_needs_a_path_head():
     with pytest.raises(CheckpointError, match="no path head, which dspark needs"):
         PathDrafter.from_model(random_dflash(target).checkpoint, target)
     made = random_dflash(target, path_rank=4).checkpoint
-    assert DFlashDrafter.from_model(made, target, tree="best-first")._is_marginal
+    row = FakeRow(PROMPT)
+    trees = []
+    for one in (made, replace_path(made)):
+        drafter = DFlashDrafter.from_model(one, target, tree="best-first")
+        drafter.open(row, features_of(target, PROMPT[:-1], drafter.taps))
+        trees.append(drafter.propose([row])[0])
+    assert torch.equal(trees[0].tokens, trees[1].tokens)  # dflash leaves the head out
+
+
+def replace_path(made):
+    """The same network without its path head."""
+    model = DFlash(replace(made.model.config, path_rank=0))
+    model.load_state_dict(made.model.state_dict(), strict=False)
+    return DFlashCheckpoint(model.eval(), made.vocabulary)
 
 
 def test_a_budget_may_pay_for_itself():

@@ -55,7 +55,7 @@ class DFlashDrafter:
         target: whose embedding and head are borrowed; over a reduced draft vocabulary some rows
             of the head are read, q is their softmax, and ids outside have q = 0.
         kind: of tree.
-        is_marginal: grow the tree by the heap over marginals; `kind` says how large.
+        is_marginal: grow trees of chosen children by the heap over marginals, as DDTree does.
         depth: of the deepest node.
         budget: drafted nodes.
         width: slots of a block, at most what the network was trained on.
@@ -83,15 +83,15 @@ class DFlashDrafter:
         config, spec = checkpoint.model.config, target.spec
         self.taps = config.taps
         self.width = width
-        self._network = BlockNetwork(checkpoint, target)
+        self.network = BlockNetwork(checkpoint, target)
         self._kind, self._children = kind, children
-        self._is_marginal = is_marginal and children == "chosen" and not self.reads_path
+        self._is_marginal = is_marginal
         self._depth, self._budget = min(depth, config.num_drafts(width)), budget
         self._target_ids = checkpoint.vocabulary.target_ids.to(spec.device)
         self._vocab_size, self._cost = spec.vocab_size, cost
         self._slots: dict[int, int] = {}
         self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
-        self._cache = self._network.new_cache(1, ROOM)
+        self._cache = self.network.new_cache(1, ROOM)
         self._free = [0]
 
     @classmethod
@@ -240,7 +240,7 @@ class DFlashDrafter:
         self._cache.begin(slots, counts)
         positions = torch.tensor(lengths)[:, None] + torch.arange(max(counts))
         padded = torch.nn.utils.rnn.pad_sequence(features, batch_first=True)  # [B, P, K*D]
-        for layer, (keys, values) in enumerate(self._network.context(padded, positions)):
+        for layer, (keys, values) in enumerate(self.network.context(padded, positions)):
             self._cache.update(keys, values, layer)
         for slot, count in zip(slots, counts, strict=True):
             self._cache.commit(slot, range(count))
@@ -254,47 +254,53 @@ class DFlashDrafter:
         mask = None
         if len(set(lengths)) > 1:  # equally long rows see all that is read
             beyond = torch.arange(used) >= torch.tensor(lengths)[:, None] + width  # [B, used]
-            mask = self._network.hide(beyond)[:, None].expand(-1, width, -1)
+            mask = self.network.hide(beyond)[:, None].expand(-1, width, -1)
         anchors = torch.tensor([row.tokens[-1] for row in rows])
         positions = torch.tensor(lengths)[:, None] + torch.arange(width)
-        logits = self._network(anchors, positions, width, CachedAttention(self._cache, mask))
+        logits = self.network(anchors, positions, width, CachedAttention(self._cache, mask))
         for slot in slots:
             self._cache.rollback(slot)
         return logits
 
     def _tree(self, row: Row, logits: Tensor) -> DraftTree:
         """The tree of one row's block [J, U]."""
-        depth = min(self._depth, row.max_depth)
-        if self._is_marginal:
-            budget = min(self._budget, row.max_nodes)
-            levels = [
-                self._pick(row, logits[level, None], level, (budget,)) for level in range(depth)
-            ]
-            log_probs = torch.cat([level.log_probs for level in levels])
-            tokens = torch.cat([level.tokens for level in levels])
-            return from_marginals(row.tokens[-1], log_probs, tokens, budget, cost=self._cost)
+        depth, root = min(self._depth, row.max_depth), row.tokens[-1]
+        budget = min(self._budget, row.max_nodes)
+        same = None  # candidates of each level, where all of its nodes have the same
+        if self._children == "chosen" and not self.reads_path:
+            same = self._rank(row, logits[:depth], budget if self._is_marginal else self._kind.topk)
+        if self._is_marginal and same is not None:
+            return from_marginals(root, same.log_probs, same.tokens, budget, cost=self._cost)
         builder = self._kind.build(depth, row.max_nodes)
-        builder.start(row.tokens[-1])
-        newest = torch.tensor([row.tokens[-1]])  # [F] int64, the frontier's tokens
+        builder.start(root)
+        newest = torch.tensor([root])  # [F] int64, the frontier's tokens
         for level in range(depth):
-            offered = self._offer(row, logits[level], level, newest, builder.num_children)
+            counts = builder.num_children
+            if same is not None:
+                shape = (len(counts), -1)
+                offered = Candidates(
+                    same.log_probs[level].expand(shape), same.tokens[level].expand(shape)
+                )
+            elif self.reads_path:
+                after = self.network.after(logits[level], newest)
+                offered = self._pick(row, after, level, counts)
+            else:
+                offered = self._pick(row, logits[level].expand(len(counts), -1), level, counts)
             frontier = builder.grow(offered.log_probs, offered.tokens, offered.drawn)
             if frontier is None:
                 break
             newest = frontier.tokens
         return builder.finish()
 
-    def _offer(
-        self, row: Row, logits: Tensor, level: int, parents: Tensor, counts: tuple[int, ...]
-    ) -> Candidates:
-        """Children of a frontier with these tokens [F], of the slot's logits [U]."""
-        if self.reads_path:
-            return self._pick(row, self._network.after(logits, parents), level, counts)
-        if self._children == "chosen" and len(counts) > 1:  # every node has the same children
-            same = self._pick(row, logits[None], level, (max(counts),))
-            shape = (len(counts), -1)
-            return Candidates(same.log_probs.expand(shape), same.tokens.expand(shape))
-        return self._pick(row, logits.expand(len(counts), -1), level, counts)
+    def _rank(self, row: Row, logits: Tensor, count: int) -> Candidates:
+        """[J, count] candidates of every level by the slots' own logits [J, U]."""
+        if row.sampler.is_greedy:  # no noise, so that positions do not matter
+            return self._pick(row, logits, 0, (count,) * len(logits))
+        levels = [self._pick(row, own[None], level, (count,)) for level, own in enumerate(logits)]
+        return Candidates(
+            torch.cat([level.log_probs for level in levels]),
+            torch.cat([level.tokens for level in levels]),
+        )
 
     def _pick(self, row: Row, logits: Tensor, level: int, counts: tuple[int, ...]) -> Candidates:
         """Children of nodes at this depth by their logits [F, U]."""
@@ -316,7 +322,7 @@ class DFlashDrafter:
     def _enlarge(self, num_rows: int, max_length: int) -> None:
         """A larger cache with the same contents."""
         old = self._cache
-        new = self._network.new_cache(num_rows, max(max_length, old.max_length))
+        new = self.network.new_cache(num_rows, max(max_length, old.max_length))
         new.keys[:, : old.num_rows, :, : old.max_length] = old.keys
         new.values[:, : old.num_rows, :, : old.max_length] = old.values
         for slot, length in enumerate(old.lengths):
