@@ -175,6 +175,38 @@ def line_chart(
     return document(parts, plane.bottom + 56, title)
 
 
+def scatter_chart(
+    groups: Mapping[str, Sequence[Point]], *, title: str, x_label: str = "", y_label: str = ""
+) -> str:
+    """Dots in named groups, which have their own colours.
+
+    Args:
+        groups: name to (x, y) points.
+        title: above the chart.
+        x_label: name and unit of x.
+        y_label: name and unit of y.
+
+    Returns:
+        A complete `<svg>` element.
+    """
+    points = [point for group in groups.values() for point in group] or [(0.0, 0.0), (1.0, 1.0)]
+    plane = _Plane(
+        nice_ticks(min(x for x, _ in points), max(x for x, _ in points)),
+        nice_ticks(min(0.0, *(y for _, y in points)), max(y for _, y in points)),
+        56 + legend_height(list(groups)),
+    )
+    parts = [text(24, 28, title, "title"), *legend(list(groups)), *plane.axes(x_label, y_label)]
+    for i, (name, group) in enumerate(groups.items()):
+        for point in group:
+            x, y = plane.place(point)
+            colour = COLOURS[i % len(COLOURS)]
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity=".6">'
+                f"<title>{escape(name)}: {number(point[1])}</title></circle>"
+            )
+    return document(parts, plane.bottom + 56, title)
+
+
 @dataclass(frozen=True, slots=True)
 class _Axis:
     """The horizontal axis of a bar chart: where values lie."""
