@@ -33,11 +33,11 @@ def announce(target: Any, encoded: dict[str, list[BenchPrompt]], raw: bool) -> N
         )
 
 
+MEASURES = {"tau": "τ", "speedup": "speed-up", "decode_tokens_per_second": "tokens/s"}
 LEGEND = (
-    "tokens/s: after prefill; ms/token: half, and one in a hundred, of the answers are slower; "
-    "time: draft/target/other, % of decoding; equal: answers like plain decoding's, + true ties, "
-    "! different; loops: answers that end in a repetition, and τ without them; eff: speed-up over "
-    "what τ and the pass times allow; 95% intervals over prompts"
+    "tokens/s: after prefill; time: draft/target/other, % of decoding; equal: answers like plain "
+    "decoding's, + true ties, ! different; loops: answers that end in a repetition, and τ without "
+    "them; eff: speed-up over what τ and the pass times allow; 95% intervals over prompts"
 )
 
 
@@ -56,7 +56,7 @@ def show(report: BenchReport, output: Path | None) -> None:
         if table is None or place != last:
             if table is not None:
                 screen.print(table)
-            names = ("τ", "speed-up", "tokens/s", "ms/token", "time", "equal", "loops", "eff")
+            names = ("τ", "speed-up", "tokens/s", "time", "equal", "loops", "eff")
             title = escape(place) if place else None
             table = Table(title=title, title_justify="left", box=None, pad_edge=False)
             table.add_column("method", overflow="fold", min_width=8)
@@ -93,17 +93,11 @@ def _cells(row: Row) -> list[str]:
         _number(row.tau),
         _number(row.speedup, row.speedup_ci),
         _number(row.decode_tokens_per_second, digits=1),
-        _latency(row.token_latency),
         "/".join(f"{100 * part / total:.0f}" for part in parts) if total else "",
         _equal(row),
         loops,
         _number(row.efficiency),
     ]
-
-
-def _latency(spread: dict[str, float] | None) -> str:
-    """p50 and p99, milliseconds."""
-    return "" if spread is None else f"{1000 * spread['p50']:.0f}/{1000 * spread['p99']:.0f}"
 
 
 def _equal(row: Row) -> str:
@@ -132,17 +126,19 @@ def show_comparison(comparison: Comparison, old: Path) -> None:
 
     screen = Console(highlight=False)
     table = Table(title=f"against {escape(str(old))}", title_justify="left", box=None)
-    for name in ("", "task", "method", "T", "rows", "measure", "old", "new", "new/old"):
-        table.add_column(name, no_wrap=name != "method")
+    table.add_column("")
+    table.add_column("row", overflow="fold", min_width=12)
+    for name in ("measure", "old", "new", "new/old"):
+        table.add_column(name, no_wrap=True)
     for change in sorted(comparison.changes, key=lambda change: change.ratio):
         colour = {"worse": "red", "better": "green"}.get(change.verdict, "default")
+        place = f"{change.method} on {change.task}"
+        if change.temperature or change.num_rows > 1:
+            place += f", T={change.temperature:g}, {change.num_rows} rows"
         table.add_row(
             f"[{colour}]{change.verdict}[/]",
-            escape(change.task),
-            escape(change.method),
-            f"{change.temperature:g}",
-            str(change.num_rows),
-            change.measure,
+            escape(place),
+            MEASURES[change.measure],
             _number(change.old),
             _number(change.new),
             _number(change.ratio, change.ratio_ci),
