@@ -144,14 +144,13 @@ def acceptance_by_rank(judged: Iterable[tuple[DraftTree, Verdict]], topk: int) -
         raise SettingError("topk", topk, "1 or more")
     offered, accepted = [0] * topk, [0] * topk
     for tree, verdict in judged:
-        following = dict(zip(verdict.path, verdict.path[1:], strict=False))
         tried = dict.fromkeys(verdict.path, 0)
         for node, parent in enumerate(tree.parents.tolist()):
             rank = tried.get(parent, topk)
             if rank < topk:
                 tried[parent] += 1
                 offered[rank] += 1
-                accepted[rank] += following.get(parent) == node
+                accepted[rank] += node in verdict.path
     if not offered[0]:
         raise SettingError("acceptance", "no drafted node", "trees with drafted nodes")
     return tuple(hit / max(tried, 1) for hit, tried in zip(accepted, offered, strict=True))
