@@ -54,6 +54,25 @@ def test_a_result_is_its_own_equal_and_the_gate_sees_a_fall(bench, tmp_path):
     assert (code, out) == (2, "") and "--seed 5" in err and "measuring" not in err
 
 
+def test_a_run_that_fails_later_keeps_the_rows_it_has(bench, tmp_path, monkeypatch):
+    from slipstream.bench import runner
+
+    made, count = runner.make_row, iter(range(99))
+
+    def fail_later(*arguments, **options):
+        if next(count) >= 2:
+            raise OSError(28, "no space left")
+        return made(*arguments, **options)
+
+    monkeypatch.setattr(runner, "make_row", fail_later)
+    output = tmp_path / "r.json"
+    code, _, err = bench("--output", output, "--temperatures", "0,1")
+    kept = json.loads(output.read_text())
+    assert code == 2 and "no space left" in err
+    assert kept["is_partial"] and [row["method"] for row in kept["rows"]] == ["none", "ngram"]
+    assert "ngram" in kept["settings"]["methods"]
+
+
 def test_result_and_traces_become_one_page(bench, slipstream, model, tmp_path):
     result, traces, page = (tmp_path / name for name in ("r.json", "t.json", "page.html"))
     code, _, _ = bench("--output", result, "--trace", traces)

@@ -13,6 +13,7 @@ import torch
 from report_samples import PLAIN, ROW, bench, make_trace
 from slipstream.errors import DataError
 from slipstream.report import MARK, figures, results_page, trace
+from slipstream.types import DraftTree, Step, Verdict
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&"
 EMPTY = {"meta", "input", "br", "hr", "img", "link"}  # HTML elements without an end
@@ -96,7 +97,8 @@ def test_every_figure_is_there_with_its_save_buttons(page):
     parsed = Strict(page)
     names = [attrs["id"] for attrs in parsed.all("figure")]
     wanted = ("speedup", "tau", "time", "reach", "alpha", "latency")
-    assert names == [*(f"bench-1-{name}" for name in wanted), "tune-1-cost"]
+    steps = [f"steps-{name}-{number}" for number in (1, 2) for name in ("calibration", "rank")]
+    assert names == [*(f"bench-1-{name}" for name in wanted), "tune-1-cost", *steps]
     places = [a["data-name"] for a in parsed.all("span") if a.get("class") == "save"]
     assert places == [*names, "trace-1", "trace-2"]
     saves = [a["data-save"] for a in parsed.all("button") if "data-save" in a]
@@ -174,7 +176,19 @@ def test_results_of_older_versions_have_no_latency_figure():
     assert only_plain == ["time", "latency"]
 
 
+def test_calibration_pools_the_traces_of_a_method_and_says_the_error():
+    drawn = figures.of_steps([*make_trace().steps, *make_trace().steps], "eagle3")
+    assert [figure.name for figure in drawn] == ["calibration", "rank"]
+    gap = (abs(1 - 0.6065) + 0) / 2  # one node sure at .61 and kept, one impossible and refused
+    assert f"whole path (ECE {gap:.3f})" in drawn[0].svg
+    assert f"depth 1 (ECE {gap:.3f})" in drawn[0].svg and "4 traced nodes" in drawn[0].caption
+    nothing = Step(DraftTree.chain([1]), Verdict((0,), 2), (2,))
+    assert figures.of_steps([nothing], "none") == []
+    unsure = Step(DraftTree.chain([1, 2]), Verdict((0,), 3), (3,))
+    assert figures.of_steps([unsure], "ngram") == []
+
+
 def test_the_interval_of_a_share_holds_it_and_narrows():
-    narrow, wide = (figures._share_interval(0.3, count) for count in (1000, 10))
+    narrow, wide = (figures.share_interval(0.3, count) for count in (1000, 10))
     assert wide[0] < narrow[0] < 0.3 < narrow[1] < wide[1]
-    assert figures._share_interval(0.0, 10)[0] == 0.0
+    assert figures.share_interval(0.0, 10)[0] == 0.0

@@ -142,6 +142,18 @@ def test_an_interrupt_keeps_what_every_method_finished():
     assert report.is_partial and report.rows == []
 
 
+def test_a_report_is_handed_out_as_it_grows():
+    engines, _ = spies()
+    grown = []
+    settings = replace(SETTINGS, temperatures=(0.0, 0.8))
+    run(engines, settings, on_rows=lambda report: grown.append(len(report.rows)))
+    assert grown == [3, 6]
+    engines, _ = spies(oracle=9)  # warm-up, five prompts, then the third of the second round
+    grown.clear()
+    run(engines, settings, on_rows=lambda report: grown.append(len(report.rows)))
+    assert grown == [3]
+
+
 def test_time_that_no_result_accounts_for_is_other():
     engines, _ = spies()
     slow = engines["random"]

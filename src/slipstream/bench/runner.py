@@ -167,6 +167,7 @@ def run(
     *,
     load_twin: Callable[[], Target],
     on_progress: Progress = lambda done, total: None,
+    on_rows: Callable[[BenchReport], None] = lambda report: None,
 ) -> BenchReport:
     """Measure every method on every task at every temperature and batch size.
 
@@ -176,6 +177,7 @@ def run(
         settings: how to answer.
         load_twin: gives the target in float64, asked only when tokens differ.
         on_progress: told batches done and batches in all.
+        on_rows: given the report as it grows, after every task at a temperature and batch size.
 
     Returns:
         The report; partial after an interrupt, with the rows of what was finished.
@@ -208,6 +210,7 @@ def run(
             if measured.is_partial:
                 report.is_partial = True
                 break
+            on_rows(report)
     except KeyboardInterrupt:
         report.is_partial = True
     during = watch.others()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,14 +128,20 @@ def bench(
             _check_comparable(old, target, settings)
         if not json:
             announce(target, encoded, raw)
-        with progress_bar("measuring") as on_progress:
-            report = runner.run(
-                engines, encoded, settings, load_twin=twin_of(target), on_progress=on_progress
-            )
-        report.settings |= {
+        about = {
             "methods": {spec.name: engines[spec.name].describe() for spec in specs},
             "prompt_mode": prompt_mode(target, raw),
         }
+        with progress_bar("measuring") as on_progress:
+            report = runner.run(
+                engines,
+                encoded,
+                settings,
+                load_twin=twin_of(target),
+                on_progress=on_progress,
+                on_rows=lambda grown: _keep(grown, about, output),
+            )
+        report.settings |= about
         if output is not None:
             _write(report, output)
         if trace is not None and not report.is_partial:
@@ -209,6 +216,12 @@ def _compare(
     from slipstream.bench.against import compare
 
     return compare(old, report.to_dict(), tolerance=tolerance)
+
+
+def _keep(grown: BenchReport, about: dict[str, Any], output: Path | None) -> None:
+    """Write what there is so far, so that a run that is killed keeps it."""
+    if output is not None:
+        _write(replace(grown, settings=grown.settings | about, is_partial=True), output)
 
 
 def _write(report: BenchReport, output: Path) -> None:

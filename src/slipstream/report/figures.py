@@ -6,12 +6,18 @@ The report page, the chart beside a bench file and the docs all draw with these.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from slipstream.bench import calibration
+from slipstream.bench.calibration import Reliability
 from slipstream.bench.specs import PLAIN
 from slipstream.report.charts import Bar, Curve, bar_chart, line_chart, stacked_chart
+from slipstream.report.svg import Point
+from slipstream.types import Step
+
+MOST_DEPTHS = 4  # curves of one picture
 
 Row = Mapping[str, Any]
 Result = Mapping[str, Any]
@@ -103,6 +109,69 @@ def of_tune(result: Result) -> list[Figure]:
     return [Figure("cost", svg, caption)]
 
 
+def of_steps(steps: Iterable[Step], name: str) -> list[Figure]:
+    """Confidence against acceptance, and acceptance by rank, of traced steps.
+
+    Args:
+        steps: of one method at one temperature, whatever the prompts.
+        name: the method, for titles.
+
+    Returns:
+        Nothing for what cannot be said: no nodes, or a drafter without probabilities.
+    """
+    nodes = calibration.nodes(calibration.judged(steps))
+    made = []
+    depths = calibration.by_depth(nodes)
+    if depths:
+        whole = calibration.joint(nodes)
+        curves: dict[str, Curve | Sequence[Point]] = {"a drafter that knows": [(0, 0), (1, 1)]}
+        curves[f"whole path (ECE {whole.ece:.3f})"] = _reliability(whole)
+        for depth, one in list(depths.items())[:MOST_DEPTHS]:
+            curves[f"depth {depth} (ECE {one.ece:.3f})"] = _reliability(one).points
+        svg = line_chart(
+            curves,
+            title=f"Does {name} know when it is right?",
+            x_label="the drafter's probability, mean of a bin",
+            y_label="share accepted",
+        )
+        count = sum(one.count for one in whole.bins)
+        caption = (
+            f"Acceptance by the drafter's own probability over {count} traced nodes, nodes whose "
+            "parent was accepted for each depth, all nodes for whole paths. On the diagonal it is "
+            "right as often as it says; ECE is the mean distance from it. The band is the 95% "
+            "interval of whole paths."
+        )
+        made.append(Figure("calibration", svg, caption))
+    rates = calibration.by_depth_and_rank(nodes)
+    by_rank = {
+        f"depth {depth + 1}": [
+            (rank + 1, share) for rank, share in enumerate(row) if share is not None
+        ]
+        for depth, row in enumerate(rates.rates()[:MOST_DEPTHS])
+    }
+    if any(len(points) > 1 for points in by_rank.values()):
+        svg = line_chart(
+            by_rank,
+            title=f"{name}: acceptance by rank",
+            x_label="which child of its parent, the first drafted being 1",
+            y_label="share of tried nodes accepted",
+        )
+        caption = (
+            "How often each child is the one that is kept, when its parent was. What later "
+            "children add is what a tree has over a chain."
+        )
+        made.append(Figure("rank", svg, caption))
+    return made
+
+
+def _reliability(found: Reliability) -> Curve:
+    """Mean confidence and acceptance of each bin, with Wilson's interval."""
+    return Curve(
+        [(one.confidence, one.acceptance) for one in found.bins],
+        [share_interval(one.acceptance, one.count) for one in found.bins],
+    )
+
+
 def conditions(environment: Mapping[str, Any]) -> str:
     """Model, number type and threads in a few words."""
     device = environment.get("accelerator")
@@ -170,13 +239,13 @@ def _by_position(result: Result, key: str, title: str) -> str:
             points = [(depth + 1, share) for depth, share in enumerate(row[key])]
             passes = _passes(row)
             if key == "reach" and passes:
-                curves[label] = Curve(points, [_share_interval(y, passes) for _, y in points])
+                curves[label] = Curve(points, [share_interval(y, passes) for _, y in points])
             else:
                 curves[label] = points
     return line_chart(curves, title=title, x_label="depth of the drafted node", y_label="share")
 
 
-def _share_interval(share: float, count: float) -> tuple[float, float]:
+def share_interval(share: float, count: float) -> tuple[float, float]:
     """Wilson's 95% interval of a share of `count` passes."""
     z = 1.96
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from slipstream.report import figures, trace
 from slipstream.report.figures import Figure
 from slipstream.report.page import Picture, asset, fill, picture
 from slipstream.report.trace import Trace
+from slipstream.types import Step
 
 MOST_DRAWN = 40  # drafted nodes of one picture
 
@@ -106,6 +107,7 @@ def render(sources: Sources, *, title: str = "What was measured") -> str:
         title=title,
         parts=[_bench(name, value) for name, value in sources.benches],
         tunes=[_tune(name, value) for name, value in sources.tunes],
+        confidence=_confidence(sources.traces),
         viewers=[_viewer(one) for one in sources.traces],
         script=asset("viewer.js"),
     )
@@ -219,6 +221,19 @@ def _tune(name: str, value: Mapping[str, Any]) -> Part:
         pictures=figures.of_tune(value),
         tiles=tiles,
     )
+
+
+def _confidence(traces: Sequence[Trace]) -> list[Figure]:
+    """What the steps of each method tell about its drafter, all its traces pooled."""
+    steps: dict[str, list[Step]] = {}
+    for one in traces:
+        name = one.method + (f" at temperature {one.temperature:g}" if one.temperature else "")
+        steps.setdefault(name, []).extend(one.steps)
+    return [
+        replace(figure, name=f"{figure.name}-{number}")
+        for number, (name, taken) in enumerate(steps.items(), start=1)
+        for figure in figures.of_steps(taken, name)
+    ]
 
 
 def _viewer(one: Trace) -> Viewer:
