@@ -35,6 +35,7 @@ from slipstream.drafters.rollout import CachedAttention
 from slipstream.errors import CheckpointError, SettingError
 from slipstream.formats import dflash
 from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.models.blocks import rotation, turn
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds
@@ -86,6 +87,7 @@ class DFlashDrafter:
         self.network = BlockNetwork(checkpoint, target)
         self._kind, self._children = kind, children
         self._is_marginal = is_marginal
+        self._is_chain = kind.shape is not None and kind.shape.depth == kind.shape.budget
         self._depth, self._budget = min(depth, config.num_drafts(width)), budget
         self._target_ids = checkpoint.vocabulary.target_ids.to(spec.device)
         self._vocab_size, self._cost = spec.vocab_size, cost
@@ -271,6 +273,8 @@ class DFlashDrafter:
             same = self._rank(row, logits[:depth], budget if self._is_marginal else self._kind.topk)
         if self._is_marginal and same is not None:
             return from_marginals(root, same.log_probs, same.tokens, budget, cost=self._cost)
+        if self._is_chain and same is not None:
+            return _chain(root, same, budget)
         builder = self._kind.build(depth, row.max_nodes)
         builder.start(root)
         newest = torch.tensor([root])  # [F] int64, the frontier's tokens
@@ -332,6 +336,14 @@ class DFlashDrafter:
         self._cache = new
 
 
+def _chain(root: int, levels: Candidates, budget: int) -> DraftTree:
+    """The likeliest of every level, up to one that has none."""
+    given = levels.log_probs[:budget, 0].float().cpu()
+    known = int((given > float("-inf")).long().cumprod(0).sum())
+    tokens = levels.tokens[:known, 0].tolist()
+    return DraftTree.chain([root, *tokens], log_probs=torch.cat([torch.zeros(1), given[:known]]))
+
+
 class PathDrafter(DFlashDrafter):
     """Drafts with DFlash and a head that scores a token by the one before it.
 
@@ -368,6 +380,11 @@ class BlockNetwork:
         if model.path is not None:
             codes = self._model.path.code(self._embedding.to(self.dtype))  # [V', rank]
             self._codes, self._turn = codes, (head @ self._model.path.up.weight).T  # [rank, U]
+        attentions = [layer.self_attn for layer in self._model.layers]
+        weights = [part.weight for a in attentions for part in (a.k_proj, a.v_proj)]
+        stacked = torch.cat(weights)  # [layers * 2 * Hkv*C, D]
+        self._keep = PackedLinear(stacked) if packs else partial(F.linear, weight=stacked)
+        self._key_norms = torch.stack([a.k_norm.weight for a in attentions])  # [layers, C]
         if packs:
             pack_linears(self._model)
 
@@ -380,9 +397,20 @@ class BlockNetwork:
         )  # fmt: skip
 
     def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, Hkv, P, C] of each layer, of features [B, P, K*D]."""
+        """Keys and values [B, Hkv, P, C] of each layer, of features [B, P, K*D].
+
+        What `DFlash.context` computes layer by layer, for all layers at once.
+        """
+        config = self._model.config
         fused = self._model.fuse(features.to(self.device, self.dtype))
-        return self._model.context(fused, positions.to(self.device))
+        kept = self._keep(fused).unflatten(
+            -1, (config.num_layers, 2, config.num_kv_heads, config.head_size)
+        )
+        keys, values = kept.permute(2, 3, 0, 4, 1, 5).unbind(1)  # [layers, B, Hkv, P, C]
+        keys = F.rms_norm(keys, keys.shape[-1:], eps=config.rms_norm_eps)
+        keys = keys * self._key_norms[:, None, None, None]
+        by = rotation(positions.to(self.device), self._model.frequencies)
+        return list(zip(turn(keys, by), values, strict=True))
 
     def hide(self, hidden: Tensor) -> Tensor:
         """What is added to scores: the lowest number where True, else 0."""

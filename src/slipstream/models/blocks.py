@@ -124,7 +124,17 @@ def rotate(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
         positions: [B, N] int64.
         frequencies: [C/2].
     """
-    angles = positions[:, None, :, None].to(torch.float32) * frequencies  # [B, 1, N, C/2]
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    return turn(x, rotation(positions, frequencies))
+
+
+def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [B, 1, N, C/2] of positions [B, N]; what many layers can share."""
+    angles = positions[:, None, :, None].to(torch.float32) * frequencies
+    return angles.cos(), angles.sin()
+
+
+def turn(x: Tensor, by: tuple[Tensor, Tensor]) -> Tensor:
+    """[..., N, C] rotated by cosines and sines [..., N, C/2]."""
+    cos, sin = by[0].to(x.dtype), by[1].to(x.dtype)
     low, high = x.chunk(2, dim=-1)
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)

@@ -26,7 +26,14 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError, SettingError
-from slipstream.models.blocks import Attend, GatedMLP, RMSNorm, inverse_frequencies, rotate
+from slipstream.models.blocks import (
+    Attend,
+    GatedMLP,
+    RMSNorm,
+    inverse_frequencies,
+    rotation,
+    turn,
+)
 from slipstream.models.path_head import PathHead
 
 
@@ -106,12 +113,25 @@ class _Attention(nn.Module):
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()
         d, c = config.hidden_size, config.head_size
+        self.head_size = c
         self.q_proj = nn.Linear(d, config.num_heads * c, bias=False)
         self.k_proj = nn.Linear(d, config.num_kv_heads * c, bias=False)
         self.v_proj = nn.Linear(d, config.num_kv_heads * c, bias=False)
         self.o_proj = nn.Linear(config.num_heads * c, d, bias=False)
         self.q_norm = RMSNorm(c, config.rms_norm_eps)
         self.k_norm = RMSNorm(c, config.rms_norm_eps)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """[B, H, N, C] of [B, N, D], not rotated yet."""
+        return self.q_norm(self._heads(self.q_proj(x)))
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys, not rotated yet, and values [B, Hkv, N, C] of [B, N, D]."""
+        return self.k_norm(self._heads(self.k_proj(x))), self._heads(self.v_proj(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[B, N, h*C] to [B, h, N, C]."""
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
 
 
 class _Layer(nn.Module):
@@ -163,7 +183,12 @@ class DFlash(nn.Module):
         Returns:
             Per layer, keys and values [B, Hkv, S, C].
         """
-        return [self._keys_values(layer.self_attn, fused, positions) for layer in self.layers]
+        by = rotation(positions, self.frequencies)
+        kept = []
+        for layer in self.layers:
+            keys, values = layer.self_attn.keys_values(fused)
+            kept.append((turn(keys, by), values))
+        return kept
 
     def block(self, anchors: Tensor, width: int) -> Tensor:
         """[B, W] int64: each anchor [B] and the masks after it."""
@@ -181,13 +206,15 @@ class DFlash(nn.Module):
         Returns:
             [B, N, D] after the final norm: input of the target's head.
         """
-        states = embedded
+        states, num_heads = embedded, self.config.num_heads
+        cos, sin = rotation(positions, self.frequencies)
+        by = (cos.to(embedded.dtype), sin.to(embedded.dtype))
         for layer in self.layers:
             attention = layer.self_attn
             normed = layer.input_layernorm(states)
-            q = self._heads(attention.q_proj(normed), self.config.num_heads)
-            q = rotate(attention.q_norm(q), positions, self.frequencies)
-            k, v = self._keys_values(attention, normed, positions)
+            keys, v = attention.keys_values(normed)
+            both = turn(torch.cat([attention.queries(normed), keys], 1), by)  # in one go
+            q, k = both[:, :num_heads], both[:, num_heads:]
             attended = attend(q, k, v).transpose(1, 2).flatten(2)  # [B, N, H*C]
             states = states + attention.o_proj(attended)
             states = states + layer.mlp(layer.post_attention_layernorm(states))
@@ -196,17 +223,6 @@ class DFlash(nn.Module):
     def read_out(self, states: Tensor) -> Tensor:
         """[B, W, D] states of whole blocks to [B, drafts, D], one a drafted token in order."""
         return states if self.config.is_shifted else states[:, 1:]
-
-    def _keys_values(
-        self, attention: _Attention, x: Tensor, positions: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        k = attention.k_norm(self._heads(attention.k_proj(x), self.config.num_kv_heads))
-        v = self._heads(attention.v_proj(x), self.config.num_kv_heads)
-        return rotate(k, positions, self.frequencies), v
-
-    def _heads(self, x: Tensor, num_heads: int) -> Tensor:
-        """[B, N, h*C] to [B, h, N, C]."""
-        return x.unflatten(-1, (num_heads, self.config.head_size)).transpose(1, 2)
 
 
 def default_taps(num_layers: int, count: int = 5) -> tuple[int, ...]:
