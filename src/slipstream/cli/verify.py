@@ -122,7 +122,7 @@ def _show(report: LosslessReport, engine: Any) -> None:
     colour = "green" if report.is_lossless else "red"
     tau = "" if report.tau is None else f", τ {report.tau:.2f} tokens/pass"
     name = f"{setting['method']} on {escape(str(setting['model']))}"
-    screen.print(f"[bold {colour}]{report.verdict}[/]: {name} ({setting['dtype']}, {report.mode})")
+    screen.print(f"[bold {colour}]{report.verdict}[/]: {name} ({setting['weights']}, {report.mode})")
     screen.print(
         f"{report.num_prompts} prompts, {report.num_tokens} tokens compared, "
         f"{report.num_divergent} answers differ{tau}"

@@ -107,6 +107,8 @@ class Engine:
             "drafter": self.drafter.name,
             "dtype": str(spec.dtype).removeprefix("torch."),
             "device": str(spec.device),
+            "decoder": spec.decoder,
+            "weights": spec.weights or str(spec.dtype).removeprefix("torch."),
             "max_length": self.max_length,
             **self._settings,
         }

@@ -19,8 +19,9 @@ from slipstream.cache import SlotCache
 from slipstream.errors import UnsupportedTargetError
 from slipstream.target.fused import FusedDecoder
 from slipstream.target.library import library
+from slipstream.target.storage import HEAD, Storage
 from slipstream.target.support import layer_kinds, text_config
-from slipstream.target.tiles import FORMATS, MakeTiles, TileProduct
+from slipstream.target.tiles import TileProduct
 from slipstream.trees.mask import ancestors
 from slipstream.types import DraftTree, TargetOutput
 
@@ -33,7 +34,7 @@ class _Weight(ctypes.Structure):
     _fields_ = (
         ("data", _Address),
         ("bias", _Address),
-        *((name, ctypes.c_int32) for name in ("format", "blocks", "strips", "outputs")),
+        *((name, ctypes.c_int32) for name in ("planes", "blocks", "strips", "outputs")),
     )
 
 
@@ -98,18 +99,18 @@ class CompiledDecoder(FusedDecoder):
 
     Args:
         model: as for `FusedDecoder`; its weights are moved out of it.
-        make_product: lays a weight out in tiles.
+        storage: lays weights out in tiles.
         vocab_size: V; rows of the head beyond it are left out.
     """
 
-    def __init__(self, model: Any, make_product: MakeTiles, vocab_size: int) -> None:
+    def __init__(self, model: Any, storage: Storage, vocab_size: int) -> None:
         found = library()
         if found.code is None:
             raise UnsupportedTargetError(f"no compiled pass: {found.detail}")
-        super().__init__(model, make_product)
+        super().__init__(model, storage)
         config = text_config(model.config)
         head = model.get_output_embeddings()
-        self.head: TileProduct = make_product(head.weight.detach(), head.bias)
+        self.head: Any = storage({HEAD: head.weight.detach()}, head.bias)
         self._code, self._vocab_size = found.code, vocab_size
         self._window = getattr(config, "sliding_window", None) or 0
         self._kinds = layer_kinds(model.config)
@@ -295,7 +296,7 @@ class CompiledDecoder(FusedDecoder):
         return _Weight(
             data=product.data.data_ptr(),
             bias=self._floats(product.bias),
-            format=FORMATS.index(product.format),
+            planes=product.planes,
             blocks=product.num_blocks,
             strips=product.num_strips,
             outputs=product.outputs,

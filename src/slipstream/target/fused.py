@@ -17,8 +17,9 @@ from torch.nn import functional as F
 
 from slipstream.cache import SlotCache
 from slipstream.target.attention import attend
-from slipstream.target.products import MakeProduct, Product
+from slipstream.target.products import Product
 from slipstream.target.rotary import RotaryTable
+from slipstream.target.storage import Storage
 from slipstream.target.support import layer_kinds, text_config
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -65,10 +66,10 @@ class FusedDecoder:
     Args:
         model: a transformers causal model that `why_not` has nothing against; its layers' linear
             weights are moved out of it.
-        make_product: lays a weight out for products.
+        storage: lays weights out for products.
     """
 
-    def __init__(self, model: Any, make_product: MakeProduct) -> None:
+    def __init__(self, model: Any, storage: Storage) -> None:
         config, base = text_config(model.config), model.get_decoder()
         kinds = layer_kinds(model.config)
         self._size = getattr(config, "head_dim", None) or (
@@ -80,8 +81,8 @@ class FusedDecoder:
         self._embedding = base.embed_tokens.weight.detach()
         self._rotary = RotaryTable(base.rotary_emb, self._embedding.dtype)
         self.layers = [
-            take_layer(layer, kind, make_product)
-            for layer, kind in zip(base.layers, kinds, strict=True)
+            take_layer(f"layers.{index}", layer, kind, storage)
+            for index, (layer, kind) in enumerate(zip(base.layers, kinds, strict=True))
         ]
         self.final_norm = base.norm.weight.detach()
 
@@ -177,37 +178,42 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, swapped, sin)
 
 
-def take_layer(layer: Any, kind: str, make_product: MakeProduct) -> FusedLayer:
+def take_layer(name: str, layer: Any, kind: str, storage: Storage) -> FusedLayer:
     """Move one stock layer's weights into a fused one."""
-    attention, mlp = layer.self_attn, layer.mlp
-    query_norm = getattr(attention, "q_norm", None)
-    key_norm = getattr(attention, "k_norm", None)
+
+    def take(*linears: str, is_gated: bool = False) -> Product:
+        named = {f"{name}.{linear}": layer.get_submodule(linear) for linear in linears}
+        return _take(named, storage, is_gated=is_gated)
+
+    query_norm = getattr(layer.self_attn, "q_norm", None)
+    key_norm = getattr(layer.self_attn, "k_norm", None)
     return FusedLayer(
         attention_norm=layer.input_layernorm.weight.detach(),
-        qkv=_take([attention.q_proj, attention.k_proj, attention.v_proj], make_product),
+        qkv=take("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
         query_norm=None if query_norm is None else query_norm.weight.detach(),
         key_norm=None if key_norm is None else key_norm.weight.detach(),
-        output=_take([attention.o_proj], make_product),
+        output=take("self_attn.o_proj"),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=_take([mlp.gate_proj, mlp.up_proj], make_product, is_gated=True),
-        down=_take([mlp.down_proj], make_product),
+        gate_up=take("mlp.gate_proj", "mlp.up_proj", is_gated=True),
+        down=take("mlp.down_proj"),
         kind=kind,
     )
 
 
-def _take(
-    linears: list[nn.Linear], make_product: MakeProduct, *, is_gated: bool = False
-) -> Product:
+def _take(linears: dict[str, nn.Linear], storage: Storage, *, is_gated: bool) -> Product:
     """One product of several linear layers side by side, whose weights are freed."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
+    weights = {name: linear.weight.detach() for name, linear in linears.items()}
     bias = None
-    if any(linear.bias is not None for linear in linears):
+    if any(linear.bias is not None for linear in linears.values()):
         bias = torch.cat(
             [
-                weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias
-                for linear in linears
+                linear.weight.new_zeros(linear.out_features)
+                if linear.bias is None
+                else linear.bias.detach()
+                for linear in linears.values()
             ]
-        ).detach()
-    for linear in linears:
-        linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return make_product(weight, bias, is_gated=is_gated)
+        )
+    product = storage(weights, bias, is_gated=is_gated)
+    for linear in linears.values():
+        linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+    return product

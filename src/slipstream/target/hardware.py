@@ -46,10 +46,12 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """
     if isinstance(dtype, torch.dtype):
         return dtype
+    if dtype in ("int8", "int4"):  # how weights are stored; they are multiplied as bfloat16
+        return torch.bfloat16
     if dtype == "auto":
         return torch.bfloat16 if has_bfloat16(device) else torch.float32
     if dtype not in DTYPES:
-        raise UnknownNameError("dtype", dtype, ["auto", *DTYPES])
+        raise UnknownNameError("dtype", dtype, ["auto", *DTYPES, "int8", "int4"])
     return DTYPES[dtype]
 
 

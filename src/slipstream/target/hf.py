@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,15 @@ from slipstream.target.attention import ATTENTION, attend, fold_mask
 from slipstream.target.compiled import CompiledDecoder, why_not_compiled
 from slipstream.target.facts import cache_shape, logit_rule, spec_of
 from slipstream.target.fused import FusedDecoder, why_not
+from slipstream.target.gguf_blocks import read_blocks
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.probe import check_same, probe, sample
 from slipstream.target.products import PackedProduct, PlainProduct
-from slipstream.target.source import check_complete, resolve, unreadable
+from slipstream.target.source import check_complete, gguf_of, resolve, unreadable
+from slipstream.target.storage import BITS, Storage
 from slipstream.target.support import check_supported, layer_kinds, text_config
-from slipstream.target.tiles import TileProduct
+from slipstream.target.tiles import Quantised, TileProduct
 from slipstream.target.tokens import TargetTokenizer
 from slipstream.trees.mask import Layout
 from slipstream.types import DraftTree, TargetOutput
@@ -61,6 +63,8 @@ class HFTarget:
         packed: lay weights out for narrow passes; None does so where the CPU can.
         decoder: `stock` is transformers' own, `fused` its fast twin, `compiled` the twin in
             compiled code; a twin takes over once it agrees with the stock one on a small tree.
+        weights: how a twin stores weights: `int8`, `int4`, or "" as they are multiplied.
+        blocks: quantised blocks of the file the model was read from; see `gguf_blocks`.
 
     Raises:
         UnsupportedTargetError: the model cannot be a target, or has no such decoder, with
@@ -75,6 +79,8 @@ class HFTarget:
         name: str = "",
         packed: bool | None = None,
         decoder: str = "stock",
+        weights: str = "",
+        blocks: Mapping[str, Quantised] | None = None,
     ) -> None:
         check_supported(model.config)
         if model.get_output_embeddings() is None:
@@ -104,11 +110,14 @@ class HFTarget:
         can = can_pack(self.spec.dtype, self.spec.device)
         is_packed = can if packed is None else packed and can
         if decoder != "stock":
-            self._fuse(decoder, is_packed)
+            self._fuse(decoder, is_packed, weights, blocks or {})
+        elif weights:
+            raise UnsupportedTargetError(f"the stock decoder has no {weights} weights")
         elif is_packed:
             pack_linears(self._base)
         if is_packed and decoder != "compiled":
-            self._project = PackedLinear(self._head, getattr(self._project, "bias", None))
+            weight = self._project.weight.detach()  # not `_head`, where it was rounded
+            self._project = PackedLinear(weight, getattr(self._project, "bias", None))
 
     def embedding(self) -> Tensor:
         """[V', D] the input embedding's weight."""
@@ -283,21 +292,28 @@ class HFTarget:
             if not 0 <= tap <= self.spec.num_layers:
                 raise SettingError("tap", tap, f"0..{self.spec.num_layers}")
 
-    def _fuse(self, decoder: str, is_packed: bool) -> None:
+    def _fuse(
+        self, decoder: str, is_packed: bool, weights: str, blocks: Mapping[str, Quantised]
+    ) -> None:
         """Put a fast twin in the stock decoder's place, if both say the same."""
         reason = why_not(self.model)
         if reason is None and decoder == "compiled":
             reason = why_not_compiled(self.model)
         if reason is not None:
             raise UnsupportedTargetError(f"{self.spec.name} has no {decoder} decoder: {reason}")
+        kind: Any = PackedProduct if is_packed else PlainProduct
+        kind = TileProduct if decoder == "compiled" else kind
+        storage = Storage(weights, kind, blocks, self._shape.head_size)
+        if weights:
+            storage.round(self.model)
         expected = sample(self)
         if decoder == "compiled":
-            self._compiled = CompiledDecoder(self.model, TileProduct, self.spec.vocab_size)
+            self._compiled = CompiledDecoder(self.model, storage, self.spec.vocab_size)
             self._fused = self._compiled
         else:
-            self._fused = FusedDecoder(self.model, PackedProduct if is_packed else PlainProduct)
+            self._fused = FusedDecoder(self.model, storage)
         check_same(self, expected)
-        self.spec = replace(self.spec, decoder=decoder)
+        self.spec = replace(self.spec, decoder=decoder, weights=storage.describe())
 
     def _masks(self, layout: Layout, used: int) -> dict[str, Tensor | None]:
         """The attention mask of each kind of layer."""
@@ -325,7 +341,8 @@ def load_target(
 
     Args:
         name: an embedded name, a folder, a `.gguf` file, or a Hugging Face id.
-        dtype: `auto` is bfloat16 where the hardware has it, else float32.
+        dtype: `auto` is bfloat16 where the hardware has it, else float32; `int8` and `int4` are
+            weights of so many bits, multiplied as bfloat16.
         device: `auto` is the first CUDA device, or the CPU.
         threads: CPU threads; None takes OMP_NUM_THREADS or the physical cores.
         packed: see `HFTarget`.
@@ -345,16 +362,20 @@ def load_target(
         use_threads(threads)
     source = resolve(name, write_dequantised)
     model, tokenizer = _read(name, source, number_type, place)
-    options = {"name": name, "packed": packed}
+    options: dict[str, Any] = {"name": name, "packed": packed}
+    if dtype in BITS:
+        file = gguf_of(name)
+        options |= {"weights": dtype, "blocks": read_blocks(file) if file else None}
     if decoder != "auto":
         return HFTarget(model, tokenizer, **options, decoder=decoder)
-    fastest = "stock"
-    if why_not(model) is None:
-        fastest = "fused" if why_not_compiled(model) else "compiled"
+    reason = why_not(model)
+    if reason is not None and dtype in BITS:
+        raise UnsupportedTargetError(f"{name} cannot run with {dtype} weights: {reason}")
+    fastest = "stock" if reason else "fused" if why_not_compiled(model) else "compiled"
     try:
         return HFTarget(model, tokenizer, **options, decoder=fastest)
     except UnsupportedTargetError as error:
-        if fastest == "stock":
+        if fastest == "stock" or dtype in BITS:
             raise
         warnings.warn(f"{error}; the stock decoder runs, more slowly", stacklevel=2)
     model, tokenizer = _read(name, source, number_type, place)  # the twin had taken the weights

@@ -71,10 +71,11 @@ def check_same(target: Any, expected: Sample) -> None:
     """
     found = sample(target)
     exact = target.spec.dtype in (torch.float32, torch.float64)
+    limit = 1e-4 if exact else 0.05
     for name in Sample.__slots__:
         one, other = getattr(found, name).float(), getattr(expected, name).float()
         difference = float((one - other).abs().mean() / other.abs().mean().clamp(min=1e-6))
-        if not difference <= (1e-4 if exact else 0.05):
+        if not difference <= limit:
             raise UnsupportedTargetError(
                 f"the fused pass of {target.spec.name} differs from the stock model's by "
                 f"{difference:.1e} in its {name.replace('_', ' ')}"

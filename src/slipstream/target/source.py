@@ -50,6 +50,14 @@ def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
     raise UnknownNameError("model", name, embedded.CATALOGUE)
 
 
+def gguf_of(name: str) -> Path | None:
+    """The GGUF file behind a name that `resolve` takes, if there is one."""
+    if name in embedded.CATALOGUE:
+        return embedded.locate(name)
+    path = Path(name).expanduser()
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
 def unreadable(name: str, error: Exception) -> SlipstreamError:
     """The error a user sees for what the loader raised."""
     reason = " ".join(str(error).split()) or type(error).__name__

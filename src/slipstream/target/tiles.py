@@ -1,13 +1,12 @@
 """Weights as the compiled pass reads them: strips of 16 outputs in blocks of 32 inputs.
 
-A block is bfloat16, or 8-bit numbers with a scale per output, or 4-bit numbers with a scale and a
-minimum per output (GGUF's Q8_0 and Q4_1). A quantised block is decoded to bfloat16 where it is
-used, so it says the same as the bfloat16 weight that a loader makes of it.
+A block is bfloat16, or 4-bit numbers with a scale and a least number per output (GGUF's Q4_1), or
+8-bit numbers with a scale (Q8_0), stored as two planes of 4-bit ones. A block's sums are scaled
+after its numbers are multiplied, so that no weight is rounded again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,8 @@ from torch import Tensor
 from slipstream.errors import ShapeError
 
 BLOCK, STRIP = 32, 16
-FORMATS = ("bfloat16", "int8", "int4")  # in the order of `Format` in native/tiles.hpp
+PACKED = BLOCK * STRIP // 2  # bytes of 4-bit numbers in a block
+MIDDLE = 128  # added to 8-bit numbers to make them halves without sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,6 @@ def quantise(weight: Tensor, bits: int) -> Quantised:
     return Quantised(steps.round().clamp(0, 15).to(torch.uint8).flatten(1), scale, least)
 
 
-MakeTiles = Callable[..., "TileProduct"]
-
-
 class TileProduct:
     """A frozen weight in tiles. The compiled pass multiplies by it; it is not called itself.
 
@@ -75,10 +72,11 @@ class TileProduct:
             laid in turn.
 
     Attributes:
-        data: uint8, [strips, blocks, bytes of a tile] in one row.
+        data: uint8, [strips, blocks, planes, bytes of a tile] in one row.
         bias: [outputs, padded] float32 or None.
         num_strips: even.
         num_blocks: even.
+        planes: 0 for bfloat16, 1 for 4-bit numbers, 2 for 8-bit ones.
         outputs: without padding.
     """
 
@@ -90,9 +88,9 @@ class TileProduct:
         self._is_gated = is_gated
         self.num_strips = -(-self.outputs // (2 * STRIP)) * 2
         self.num_blocks = -(-self.inputs // (2 * BLOCK)) * 2
-        self.format = "bfloat16"
+        self.planes = 0
         if isinstance(weight, Quantised):
-            self.format = "int8" if weight.least is None else "int4"
+            self.planes = 2 if weight.least is None else 1
         self.data = self._lay_out(weight)
         self.bias = None
         if bias is not None:
@@ -100,21 +98,13 @@ class TileProduct:
 
     @property
     def weight(self) -> Tensor:
-        """[out, in] the bfloat16 weight, laid out anew on each access."""
-        sizes = (self.num_strips, self.num_blocks, -1)
-        data = self.data.view(sizes)
-        if self.format == "bfloat16":
-            found = _rows(data.view(torch.bfloat16))
-        elif self.format == "int8":
-            numbers = _rows(data[..., : BLOCK * STRIP].view(torch.int8), is_halved=True)
-            found = Quantised(numbers, _scales(data[..., BLOCK * STRIP :])).floats()
+        """[out, in] the weight, bfloat16 or (where stored in fewer bits) float32, laid out anew."""
+        data = self.data.view(self.num_strips, self.num_blocks, -1)
+        if not self.planes:
+            found = _rows(data.view(torch.bfloat16).view(*data.shape[:2], STRIP, STRIP, 2))
         else:
-            half = BLOCK * STRIP // 2
-            packed = data[..., :half]
-            numbers = _rows(torch.stack([packed & 15, packed >> 4], dim=-1).flatten(2))
-            scale, least = (_scales(data[..., half + at : half + at + 32]) for at in (0, 32))
-            found = Quantised(numbers, scale, least).floats()
-        return self._apart(found)[: self.outputs, : self.inputs].bfloat16()
+            found = sum(_unpacked(plane) for plane in data.chunk(self.planes, dim=-1))
+        return self._apart(found)[: self.outputs, : self.inputs]
 
     @property
     def num_bytes(self) -> int:
@@ -137,12 +127,17 @@ class TileProduct:
 
         if not isinstance(weight, Quantised):
             return tiles(weight.bfloat16()).contiguous().view(torch.uint8).flatten()
-        numbers = tiles(weight.numbers)
-        if weight.least is None:
-            parts = [numbers.transpose(3, 4).contiguous().view(torch.uint8).flatten(2)]
+        if weight.least is not None:
+            planes = [(weight.numbers, weight.scale, weight.least)]
         else:
-            parts = [(numbers[..., 0] | numbers[..., 1] << 4).flatten(2)]
-        parts += [scales(part) for part in (weight.scale, weight.least) if part is not None]
+            halves = (weight.numbers.int() + MIDDLE).to(torch.uint8)
+            planes = [
+                (halves & 15, weight.scale, -MIDDLE * weight.scale),
+                (halves >> 4, 16 * weight.scale, torch.zeros_like(weight.scale)),
+            ]
+        parts = []
+        for numbers, scale, least in planes:
+            parts += [_packed(tiles(numbers)), scales(scale), scales(least)]
         return torch.cat(parts, dim=-1).flatten()
 
     def _in_turn(self, rows: Tensor) -> Tensor:
@@ -158,14 +153,28 @@ class TileProduct:
         return rows.view(-1, 2, STRIP, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
 
 
-def _rows(tiles: Tensor, *, is_halved: bool = False) -> Tensor:
-    """[out, in] from [strips, blocks, 512]; halved tiles hold even inputs, then odd ones."""
-    strips, blocks, _ = tiles.shape
-    split = (STRIP, 2, STRIP) if is_halved else (STRIP, STRIP, 2)  # pair, (half,) output
-    tiles = tiles.reshape(strips, blocks, *split)
-    if is_halved:
-        tiles = tiles.transpose(3, 4)
+def _rows(tiles: Tensor) -> Tensor:
+    """[out, in] from [strips, blocks, 16 input pairs, 16 outputs, 2]."""
+    strips, blocks = tiles.shape[:2]
     return tiles.permute(0, 3, 1, 2, 4).reshape(strips * STRIP, blocks * BLOCK)
+
+
+def _packed(tiles: Tensor) -> Tensor:
+    """[strips, blocks, 256 bytes]: an output's four even inputs, then its four odd ones."""
+    fours = tiles.unflatten(2, (4, 4)).int()  # [strips, blocks, 4, 4 pairs, 16 outputs, 2]
+    shifts = torch.arange(4, dtype=torch.int32).mul(4)[:, None]
+    halves = (fours << shifts[..., None]).sum(3, dtype=torch.int32)  # 16 bits each
+    return halves.to(torch.uint16).contiguous().view(torch.uint8).flatten(2)
+
+
+def _unpacked(plane: Tensor) -> Tensor:
+    """[out, in] float32 from one plane [strips, blocks, bytes]."""
+    halves = plane[..., :PACKED].contiguous().view(torch.uint16).int()
+    halves = halves.view(*plane.shape[:2], 4, 1, STRIP, 2)
+    shifts = torch.arange(4, dtype=torch.int32).mul(4)[:, None, None]
+    numbers = _rows((halves >> shifts & 15).flatten(2, 3))
+    scale, least = (_scales(plane[..., at : at + 32]) for at in (PACKED, PACKED + 32))
+    return Quantised(numbers, scale, least).floats()
 
 
 def _scales(lines: Tensor) -> Tensor:

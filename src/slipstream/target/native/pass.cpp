@@ -67,6 +67,22 @@ class Room {  // memory that only grows, zeroed when it does
   size_t size_ = 0;
 };
 
+class TileRoom {  // for activations that a weight is multiplied by
+ public:
+  Activations of(int rows, const Weight& w) {
+    const size_t numbers = (size_t)rows * w.blocks;
+    return {x_.of(numbers * kBlock), w.blocks, w.planes ? sums_.of(numbers) : nullptr};
+  }
+
+ private:
+  Room<Bf16> x_;
+  Room<float> sums_;
+};
+
+static void sum_where_packed(const Activations& from, int rows) {
+  if (from.block_sums) sum_blocks(from, rows);
+}
+
 class Decoder {
  public:
   Decoder(const Model& model, int num_threads)
@@ -80,14 +96,12 @@ class Decoder {
     n_ = pass.num_nodes;
     const int rows = padded(n_, kRows);
     q_width_ = m_.heads * m_.head_size;
-    h_blocks_ = m_.layers[0].qkv.blocks;
-    a_blocks_ = m_.layers[0].output.blocks;
-    i_blocks_ = m_.layers[0].down.blocks;
+    const Layer& any = m_.layers[0];
+    h_ = normed_.of(rows, any.qkv);
+    a_ = attended_.of(rows, any.output);
+    i_ = inner_.of(rows, any.down);
     x_ = stream_.of((size_t)rows * m_.hidden);
-    h_ = normed_.of((size_t)rows * h_blocks_ * kBlock);
     q_ = queries_.of((size_t)rows * q_width_);
-    a_ = attended_.of((size_t)rows * a_blocks_ * kBlock);
-    i_ = inner_.of((size_t)rows * i_blocks_ * kBlock);
     std::memcpy(x_, pass.embedded, (size_t)n_ * m_.hidden * sizeof(Bf16));
     plan_ = plan_attention(pass.rows, pass.num_rows, m_.heads / m_.kv_heads,
                            m_.kv_heads, pool_.size(), masks_);
@@ -124,7 +138,8 @@ class Decoder {
   void normalise(const float* weight) {
     for (int r = 0; r < n_; ++r)
       norm_row(x_ + (size_t)r * m_.hidden, weight, m_.hidden,
-               [&](int c) { return h_ + in_tiles(r, c, h_blocks_); });
+               [&](int c) { return h_.x + in_tiles(r, c, h_.blocks); });
+    sum_where_packed(h_, n_);
   }
 
   // RMS norm, rounded as Hugging Face does; `place(c)` is where 16 numbers from column c on go.
@@ -154,7 +169,7 @@ class Decoder {
   }
 
   Bf16* decoding(const Weight& w, int thread) {
-    return private_[thread].decoded.of((size_t)2 * w.blocks * kTile);
+    return private_[thread].decoded.of((size_t)2 * kTile * std::max(2, w.blocks * w.planes));
   }
 
   // q, k, v of every node, a head (or two small ones) a part: norms, rotary positions, the cache.
@@ -235,7 +250,7 @@ class Decoder {
       const Row& row = p_->rows[item.row];
       const int64_t at = l * p_->layer_stride + row.slot * p_->row_stride + kv * p_->head_stride;
       Head head{p_->keys + at, p_->values + at, q_ + (size_t)row.first * q_width_ + kv * groups * size,
-                a_, kv * groups * size, q_width_, a_blocks_, size, groups,
+                a_.x, kv * groups * size, q_width_, a_.blocks, size, groups,
                 static_cast<int>(p_->head_stride / size)};
       const int keys = padded(row.start + row.width, 16) * 16;
       attend_item(head, row, item, masks_.data() + item.masks,
@@ -243,10 +258,11 @@ class Decoder {
                   private_[thread].scores.of(keys));
     };
     pool_.run(items * m_.kv_heads, body);
+    sum_where_packed(a_, n_);
   }
 
   // stream += x times weight
-  void add(const Weight& w, const Bf16* x) {
+  void add(const Weight& w, const Activations& x) {
     auto body = [&](int pair, int thread) {
       float* room = pair_room(thread);
       const int columns = std::min(kRows, m_.hidden - pair * kRows);
@@ -278,21 +294,23 @@ class Decoder {
           const __m512 one = _mm512_set1_ps(1.0f);
           const __m512 below = exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate));
           const __m512 silu = _mm512_div_ps(gate, _mm512_add_ps(one, below));
-          store_bf16(i_ + in_tiles(first + r, pair * 16, i_blocks_),
+          store_bf16(i_.x + in_tiles(first + r, pair * 16, i_.blocks),
                      _mm512_mul_ps(silu, up));
         }
       });
     };
     pool_.run(w.strips / 2, body);
+    sum_where_packed(i_, n_);
   }
 
   void read_out() {
-    const int count = p_->num_logits, blocks = m_.head.blocks;
-    Bf16* x = wanted_.of((size_t)padded(count, kRows) * blocks * kBlock);
+    const int count = p_->num_logits;
+    const Activations x = wanted_.of(padded(count, kRows), m_.head);
     for (int r = 0; r < count; ++r)
       for (int c = 0; c < m_.hidden; c += 16)
-        std::memcpy(x + in_tiles(r, c, blocks),
+        std::memcpy(x.x + in_tiles(r, c, x.blocks),
                     p_->last_hidden + (size_t)p_->logit_nodes[r] * m_.hidden + c, 16 * sizeof(Bf16));
+    sum_where_packed(x, count);
     constexpr int kTogether = 4;  // pairs a part
     const int pairs = m_.head.strips / 2;
     auto body = [&](int part, int thread) {
@@ -323,9 +341,11 @@ class Decoder {
   Pool pool_;
   std::vector<Private> private_;
   const Pass* p_ = nullptr;
-  int n_ = 0, q_width_ = 0, h_blocks_ = 0, a_blocks_ = 0, i_blocks_ = 0;
-  Bf16 *x_ = nullptr, *h_ = nullptr, *q_ = nullptr, *a_ = nullptr, *i_ = nullptr;
-  Room<Bf16> stream_, normed_, queries_, attended_, inner_, wanted_;
+  int n_ = 0, q_width_ = 0;
+  Bf16 *x_ = nullptr, *q_ = nullptr;
+  Activations h_{}, a_{}, i_{};  // inputs of the projections, of the output and of down
+  Room<Bf16> stream_, queries_;
+  TileRoom normed_, attended_, inner_, wanted_;
   Plan plan_;
   std::vector<uint16_t> masks_;
 };

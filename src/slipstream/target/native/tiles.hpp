@@ -18,15 +18,13 @@ constexpr int kBlock = 32;       // inputs of a block
 constexpr int kStrip = 16;       // outputs of a strip
 constexpr int kTile = kBlock * kStrip;
 constexpr int kRows = 32;        // rows of activations that a product takes at once
-constexpr int kDecoded = 8;      // blocks that are decoded ahead of a narrow product
 
-enum Format : int { kBf16 = 0, kInt8 = 1, kInt4 = 2 };
-constexpr int kTileBytes[] = {kTile * 2, kTile + 32, kTile / 2 + 64};
+constexpr int kPackedTile = kTile / 2 + 64;  // bytes: 4-bit numbers, a scale and a least number
 
 struct Weight {
-  const uint8_t* data;  // [strips][blocks][tile]
+  const uint8_t* data;  // [strips][blocks][planes][tile]
   const float* bias;    // [strips * 16] or null
-  int32_t format;
+  int32_t planes;       // 0: bfloat16; 1: 4-bit numbers; 2: 8-bit ones, low and high halves
   int32_t blocks;       // even
   int32_t strips;       // even
   int32_t outputs;      // without padding
@@ -51,41 +49,18 @@ static inline __m512 half_to_float(const uint8_t* x) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
 }
 
-// Two vectors of 16 outputs, for an even and an odd input, as one line of a block.
-static inline void store_pairs(Bf16* line, __m512 even, __m512 odd) {
-  alignas(64) static const uint16_t order[32] = {
-      0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
-      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-  _mm512_store_si512(line, _mm512_permutexvar_epi16(_mm512_load_si512(order), both));
-}
-
-// Blocks of 8-bit numbers with a float16 scale per output, or of 4-bit numbers with a scale and a
-// minimum, to bfloat16 blocks. Scale times number is exact in float32, so the result is the
-// rounded float32 value of the quantised weight.
-static inline void decode(const uint8_t* from, int format, int blocks, Bf16* to) {
-  for (int b = 0; b < blocks; ++b, from += kTileBytes[format], to += kTile) {
-    if (format == kInt8) {
-      const __m512 scale = half_to_float(from + kTile);
-      for (int pair = 0; pair < 16; ++pair) {
-        const __m128i* q = reinterpret_cast<const __m128i*>(from + pair * 32);
-        const __m512 even = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q)));
-        const __m512 odd = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q + 1)));
-        store_pairs(to + pair * 32, _mm512_mul_ps(even, scale), _mm512_mul_ps(odd, scale));
-      }
-    } else {
-      const __m512 scale = half_to_float(from + kTile / 2);
-      const __m512 least = half_to_float(from + kTile / 2 + 32);
-      const __m512i low = _mm512_set1_epi32(15);
-      for (int pair = 0; pair < 16; ++pair) {
-        const __m512i q = _mm512_cvtepu8_epi32(
-            _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + pair * 16)));
-        const __m512 even = _mm512_cvtepi32_ps(_mm512_and_si512(q, low));
-        const __m512 odd = _mm512_cvtepi32_ps(_mm512_srli_epi32(q, 4));
-        store_pairs(to + pair * 32, _mm512_fmadd_ps(even, scale, least),
-                    _mm512_fmadd_ps(odd, scale, least));
-      }
-    }
+// A block of 4-bit numbers q to bfloat16 numbers 128 + q, which only have to be put together.
+//
+// Four lines of a block lie in one vector: of each output, four even inputs, then four odd ones.
+static inline void unpack(const uint8_t* from, Bf16* to) {
+  const __m512i low = _mm512_set1_epi32(0x000f000f), high = _mm512_set1_epi32(0x43004300);
+  constexpr int kAndOr = 0xea;  // (a & b) | c
+  for (int v = 0; v < 4; ++v, from += 64, to += 4 * kBlock) {
+    const __m512i q = _mm512_loadu_si512(from);
+    _mm512_store_si512(to, _mm512_ternarylogic_epi32(q, low, high, kAndOr));
+    _mm512_store_si512(to + kBlock, _mm512_ternarylogic_epi32(_mm512_srli_epi32(q, 4), low, high, kAndOr));
+    _mm512_store_si512(to + 2 * kBlock, _mm512_ternarylogic_epi32(_mm512_srli_epi32(q, 8), low, high, kAndOr));
+    _mm512_store_si512(to + 3 * kBlock, _mm512_ternarylogic_epi32(_mm512_srli_epi32(q, 12), low, high, kAndOr));
   }
 }
 
@@ -137,29 +112,23 @@ static inline void add_wide(const Bf16* x, const Bf16* y, const Bf16* a, const B
   }
 }
 
-static inline void begin_sums(int rows) {
+// out [32, 32] = `blocks` blocks of up to 32 rows (`y` the second 16) by two strips.
+static inline void multiply_tiles(int rows, const Bf16* x, const Bf16* y, const Bf16* a,
+                                  const Bf16* b, int blocks, float* out) {
   shape_tiles(rows < 16 ? rows : 16, kBlock);
   _tile_zero(0);
   _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-}
-
-static inline void add_sums(int rows, const Bf16* x, const Bf16* y, const Bf16* a, const Bf16* b,
-                            int blocks, float*) {
   if (rows <= 16) {
     add_narrow(x, a, b, blocks);
   } else {
+    _tile_zero(2);
+    _tile_zero(3);
     add_wide(x, y, a, b, blocks);
+    _tile_stored(2, out + 16 * kRows, 4 * kRows);
+    _tile_stored(3, out + 16 * kRows + 16, 4 * kRows);
   }
-}
-
-static inline void end_sums(int rows, float* out) {
   _tile_stored(0, out, 4 * kRows);
   _tile_stored(1, out + 16, 4 * kRows);
-  if (rows <= 16) return;
-  _tile_stored(2, out + 16 * kRows, 4 * kRows);
-  _tile_stored(3, out + 16 * kRows + 16, 4 * kRows);
 }
 
 // Scores [16, 16] of 16 keys (rows of `size` numbers) by 16 queries laid out as a strip.
@@ -177,8 +146,6 @@ static inline void score_keys(const Bf16* keys, int size, const Bf16* queries, f
 
 #else
 
-static thread_local bool started = false;  // whether `out` holds sums already
-
 static inline __m512 dot_pairs(__m512 sum, const Bf16* line, const Bf16* x) {
   int32_t pair;
   std::memcpy(&pair, x, 4);
@@ -193,19 +160,14 @@ static inline void score_keys(const Bf16* keys, int size, const Bf16* queries, f
   }
 }
 
-static inline void begin_sums(int) { started = false; }
-
-static inline void add_sums(int rows, const Bf16* x, const Bf16* y, const Bf16* a, const Bf16* b,
-                            int blocks, float* out) {
+static inline void multiply_tiles(int rows, const Bf16* x, const Bf16* y, const Bf16* a,
+                                  const Bf16* b, int blocks, float* out) {
   constexpr int kAtOnce = 8;  // rows whose sums are in registers
   for (int first = 0; first < rows; first += kAtOnce) {
     const int count = rows - first < kAtOnce ? rows - first : kAtOnce;
     const Bf16* here = (first < 16 ? x : y) + first % 16 * kBlock;
-    float* to = out + first * kRows;
     __m512 sum[kAtOnce][2];
-    for (int r = 0; r < count; ++r)
-      for (int s = 0; s < 2; ++s)
-        sum[r][s] = started ? _mm512_loadu_ps(to + r * kRows + 16 * s) : _mm512_setzero_ps();
+    for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
     for (int k = 0; k < blocks; ++k)
       for (int pair = 0; pair < 16; ++pair)
         for (int r = 0; r < count; ++r) {
@@ -215,50 +177,95 @@ static inline void add_sums(int rows, const Bf16* x, const Bf16* y, const Bf16* 
           sum[r][1] = dot_pairs(sum[r][1], b + line, number);
         }
     for (int r = 0; r < count; ++r)
-      for (int s = 0; s < 2; ++s) _mm512_storeu_ps(to + r * kRows + 16 * s, sum[r][s]);
+      for (int s = 0; s < 2; ++s) _mm512_storeu_ps(out + (first + r) * kRows + 16 * s, sum[r][s]);
   }
-  started = true;
 }
-
-static inline void end_sums(int, float*) {}
 
 #endif
 
-// Two neighbouring strips of a weight by any number of rows, `x` being in tiles.
+// Activations in tiles, with the sum of every block of every row where weights are packed.
+struct Activations {
+  Bf16* x;
+  int blocks;
+  float* block_sums;  // [rows, blocks]
+};
+
+static inline void sum_blocks(const Activations& from, int rows) {
+  for (int r = 0; r < rows; ++r)
+    for (int k = 0; k < from.blocks; ++k) {
+      const Bf16* x = from.x + in_tiles(r, k * kBlock, from.blocks);
+      from.block_sums[(int64_t)r * from.blocks + k] =
+          _mm512_reduce_add_ps(_mm512_add_ps(load_bf16(x), load_bf16(x + 16)));
+    }
+}
+
+// Two strips of packed blocks by up to 32 rows from `first` on: every block's sums are scaled.
 //
-// `each(first, rows)` is called for every group of up to 32 rows once `out` [32, 32] holds their
-// sums; a strip is decoded once. `room` takes two decoded strips.
-template <class Each>
-static void multiply(const Weight& w, int pair, const Bf16* x, int total, Bf16* room, float* out,
-                     Each each) {
-  const int bytes = kTileBytes[w.format];
-  const bool is_plain = w.format == kBf16;
-  const int ahead = is_plain || total > kRows ? w.blocks : kDecoded;
-  const Bf16* strips[2];
-  auto lay = [&](int from, int count) {
+// With numbers q = scale * (128 + q) + (least - 128 * scale), the second term times a block's sum
+// of activations. `strips` holds the unpacked blocks; where it holds two of each strip only, they
+// are unpacked here, one block ahead of their use.
+static inline void multiply_packed(const Weight& w, const uint8_t* const (&data)[2],
+                                   const Activations& from, int first, int rows,
+                                   Bf16* const (&strips)[2], bool is_unpacked, float* out) {
+  alignas(64) float part[kRows * kRows];
+  const Bf16* x = from.x + (int64_t)first / 16 * from.blocks * kTile;
+  const Bf16* y = x + (int64_t)from.blocks * kTile;
+  const int total = from.blocks * w.planes;
+  auto block = [&](int s, int k) { return strips[s] + (is_unpacked ? k : k % 2) * kTile; };
+  auto ready = [&](int k) {
+    if (!is_unpacked && k < total)
+      for (int s = 0; s < 2; ++s) unpack(data[s] + (int64_t)k * kPackedTile, block(s, k));
+  };
+  std::memset(out, 0, sizeof(float) * kRows * rows);
+  ready(0);
+  for (int k = 0; k < total; ++k) {
+    ready(k + 1);
+    const int at = k / w.planes;
+    multiply_tiles(rows, x + (int64_t)at * kTile, y + (int64_t)at * kTile, block(0, k), block(1, k),
+                   1, part);
     for (int s = 0; s < 2; ++s) {
-      const uint8_t* data = w.data + ((int64_t)(2 * pair + s) * w.blocks + from) * bytes;
-      if (is_plain) {
-        strips[s] = reinterpret_cast<const Bf16*>(data);
-      } else {
-        Bf16* to = room + (int64_t)s * ahead * kTile;
-        decode(data, w.format, count, to);
-        strips[s] = to;
+      const uint8_t* scales = data[s] + (int64_t)k * kPackedTile + kTile / 2;
+      const __m512 scale = half_to_float(scales);
+      const __m512 least = _mm512_fnmadd_ps(_mm512_set1_ps(128.0f), scale, half_to_float(scales + 32));
+      const float* sums = from.block_sums + (int64_t)first * from.blocks + at;
+      for (int r = 0; r < rows; ++r) {
+        float* to = out + r * kRows + 16 * s;
+        const __m512 rest = _mm512_fmadd_ps(_mm512_set1_ps(sums[(int64_t)r * from.blocks]), least,
+                                            _mm512_loadu_ps(to));
+        _mm512_storeu_ps(to, _mm512_fmadd_ps(_mm512_loadu_ps(part + r * kRows + 16 * s), scale, rest));
       }
     }
-  };
-  if (ahead >= w.blocks) lay(0, w.blocks);
+  }
+}
+
+// Two neighbouring strips of a weight by any number of rows.
+//
+// `each(first, rows)` is called for every group of up to 32 rows once `out` [32, 32] holds their
+// sums. `room` takes two unpacked strips.
+template <class Each>
+static void multiply(const Weight& w, int pair, const Activations& from, int total, Bf16* room,
+                     float* out, Each each) {
+  const int64_t bytes = w.planes ? (int64_t)w.planes * kPackedTile : 2 * kTile;
+  const uint8_t* data[2];
+  for (int s = 0; s < 2; ++s) data[s] = w.data + (2 * pair + s) * w.blocks * bytes;
+  Bf16* strips[2] = {room, room + 2 * kTile};
+  const bool is_unpacked = w.planes && total > kRows;
+  if (is_unpacked) {
+    const int count = w.blocks * w.planes;
+    strips[1] = room + (int64_t)count * kTile;
+    for (int s = 0; s < 2; ++s)
+      for (int k = 0; k < count; ++k)
+        unpack(data[s] + (int64_t)k * kPackedTile, strips[s] + (int64_t)k * kTile);
+  }
   for (int first = 0; first < total; first += kRows) {
     const int rows = total - first < kRows ? total - first : kRows;
-    const Bf16* here = x + (int64_t)first / 16 * w.blocks * kTile;
-    const Bf16* below = here + (int64_t)w.blocks * kTile;
-    begin_sums(rows);
-    for (int k = 0; k < w.blocks; k += ahead) {
-      const int count = w.blocks - k < ahead ? w.blocks - k : ahead;
-      if (ahead < w.blocks) lay(k, count);
-      add_sums(rows, here + k * kTile, below + k * kTile, strips[0], strips[1], count, out);
+    if (w.planes) {
+      multiply_packed(w, data, from, first, rows, strips, is_unpacked, out);
+    } else {
+      const Bf16* x = from.x + (int64_t)first / 16 * w.blocks * kTile;
+      multiply_tiles(rows, x, x + (int64_t)w.blocks * kTile, reinterpret_cast<const Bf16*>(data[0]),
+                     reinterpret_cast<const Bf16*>(data[1]), w.blocks, out);
     }
-    end_sums(rows, out);
     each(first, rows);
   }
 }

@@ -1,0 +1,111 @@
+"""Weights in tiles: what goes in comes out, in every format, and a GGUF file's own blocks."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+
+import pytest
+import torch
+
+from fakes import tiny_model
+from slipstream.errors import ShapeError, UnsupportedTargetError
+from slipstream.target import embedded
+from slipstream.target.compiled import why_not_compiled
+from slipstream.target.gguf_blocks import matching, read_blocks
+from slipstream.target.hf import HFTarget
+from slipstream.target.tiles import Quantised, TileProduct, quantise
+from slipstream.types import DraftTree
+
+SIZES = [(32, 64), (64, 32), (96, 160), (160, 96)]
+
+
+def random_weight(outputs: int, inputs: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    return torch.randn(outputs, inputs, generator=generator).bfloat16()
+
+
+@pytest.mark.parametrize("is_gated", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("bits", [0, 8, 4])
+def test_a_weight_comes_out_as_it_went_in(bits: int, size: tuple[int, int], is_gated: bool) -> None:
+    weight = random_weight(*size)
+    stored = quantise(weight, bits) if bits else weight
+    product = TileProduct(stored, is_gated=is_gated)
+    expected = stored.floats() if bits else weight
+    torch.testing.assert_close(product.weight, expected, atol=1e-5 if bits else 0, rtol=0)
+    assert product.planes == {0: 0, 4: 1, 8: 2}[bits]
+    assert product.num_strips % 2 == product.num_blocks % 2 == 0
+
+
+@pytest.mark.parametrize(("bits", "largest"), [(8, 1 / 127), (4, 1 / 15)])
+def test_rounding_is_at_most_half_a_step(bits: int, largest: float) -> None:
+    weight = random_weight(64, 96)
+    blocks = weight.float().unflatten(1, (-1, 32))
+    span = blocks.abs().amax(-1) if bits == 8 else blocks.amax(-1) - blocks.amin(-1)
+    error = (quantise(weight, bits).floats() - weight.float()).unflatten(1, (-1, 32)).abs().amax(-1)
+    assert bool((error <= 0.51 * largest * span + 2e-3).all())
+
+
+def test_inputs_that_fill_no_block_are_refused() -> None:
+    with pytest.raises(ShapeError, match="48 inputs"):
+        quantise(torch.zeros(16, 48), 4)
+    model = tiny_model().bfloat16()  # hidden 48
+    with pytest.raises(UnsupportedTargetError, match="48 inputs") as caught:
+        HFTarget(model, decoder="fused", weights="int4")
+    assert "bfloat16" in caught.value.hint
+
+
+def test_the_stock_decoder_has_no_quantised_weights() -> None:
+    with pytest.raises(UnsupportedTargetError, match="stock decoder has no int8"):
+        HFTarget(tiny_model(), weights="int8")
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_compiled_products_are_those_of_the_stored_weights(weights: str) -> None:
+    """The plain twin multiplies the dequantised floats; one row and many say the same bits."""
+    model = tiny_model(hidden_size=96, attention_bias=True).bfloat16()
+    reason = why_not_compiled(model)
+    if reason is not None:
+        pytest.skip(reason)
+    plain = HFTarget(copy.deepcopy(model), decoder="fused", weights=weights)
+    target = HFTarget(model, decoder="compiled", weights=weights)
+    assert target.spec.weights == f"{weights}, rounded when loaded"
+    for key, weight in target.layer_weights(1).items():
+        expected = plain.layer_weights(1)[key].float()
+        torch.testing.assert_close(weight.float(), expected, atol=0.01, rtol=0.01)
+    tokens = [(5 * i) % 97 for i in range(70)]
+    found, expected = (
+        t.forward([DraftTree.chain(tokens)], t.new_cache(1, 80), [0]).logits[0]
+        for t in (target, plain)
+    )
+    difference = (found - expected).abs().mean() / expected.abs().mean()
+    assert float(difference) < 0.05
+    cache = target.new_cache(1, 80)
+    for position, token in enumerate(tokens):
+        alone = target.forward([DraftTree.chain([token])], cache, [0]).logits[0, 0]
+        cache.commit(0, [0])
+        assert torch.equal(alone, found[position])
+
+
+def test_blocks_are_taken_only_where_they_say_what_was_loaded() -> None:
+    """GGUF interleaves the halves of heads for some families."""
+    blocks = quantise(random_weight(32, 64), 4)
+    weight = blocks.floats().bfloat16()
+    assert matching(blocks, weight, 16) is blocks
+    order = torch.arange(32).view(2, 2, 8).transpose(1, 2).flatten()  # as GGUF has it
+    swapped = Quantised(blocks.numbers[order], blocks.scale[order], blocks.least[order])
+    found = matching(swapped, weight, 16)
+    assert found is not None and torch.equal(found.numbers, blocks.numbers)
+    assert matching(blocks, weight + 1, 16) is None
+
+
+@pytest.mark.real
+def test_the_default_models_blocks_are_read() -> None:
+    if importlib.util.find_spec(embedded.CATALOGUE["smollm2-135m"].package) is None:
+        pytest.skip("the default model is not installed")
+    found = read_blocks(embedded.locate("smollm2-135m"))
+    assert len(found) == 30 * 7 + 1
+    assert found["lm_head"].least is None and found["lm_head"].numbers.dtype == torch.int8
+    down = found["layers.29.mlp.down_proj"]
+    assert down.numbers.shape == (576, 1536) and int(down.numbers.max()) == 15
