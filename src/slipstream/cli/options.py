@@ -25,7 +25,7 @@ from slipstream.errors import SettingError
 if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
 
-DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64", "int8", "int4")
 
 ModelOption = Annotated[
     str,
@@ -98,6 +98,10 @@ NumRowsOption = Annotated[
     int, typer.Option("--num-rows", help="Prompts decoded together, as one rolling batch.")
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", help="Read this many prompts only.")]
+ThinkingOption = Annotated[
+    str | None,
+    typer.Option("--thinking", help="on or off, for chat templates that have the choice."),
+]
 AllTurnsOption = Annotated[
     bool, typer.Option("--all-turns", help="Every user turn in order, not the first alone.")
 ]
@@ -157,11 +161,27 @@ class Setup:
         """
         quiet_libraries()
         import slipstream
+        from slipstream.bench.environment import Watch
 
+        watch = Watch()
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__} | changes
         if model is not None:
             settings["model"] = model
-        return slipstream.load(settings.pop("model"), settings.pop("method"), **settings)
+        engine = slipstream.load(settings.pop("model"), settings.pop("method"), **settings)
+        note_busy(watch.others())
+        return engine
+
+
+def note_busy(share: float | None) -> None:
+    """Say on standard error that other programs take a share of the CPU, if it is a large one."""
+    from slipstream.bench.environment import BUSY_SHARE
+
+    if share is not None and share > BUSY_SHARE:
+        typer.echo(
+            f"note: other programs take {share:.0%} of the CPU, so this is slower than it could "
+            "be; --threads leaves cores to them",
+            err=True,
+        )
 
 
 @dataclass(frozen=True, slots=True)
