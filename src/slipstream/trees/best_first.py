@@ -29,7 +29,13 @@ IMPOSSIBLE = float("-inf")
 
 
 def from_marginals(
-    root: int, log_probs: Tensor, tokens: Tensor, budget: int, *, cost: Cost | None = None
+    root: int,
+    log_probs: Tensor,
+    tokens: Tensor,
+    budget: int,
+    *,
+    cost: Cost | None = None,
+    other_seconds: float = 0.0,
 ) -> DraftTree:
     """The `budget` most probable nodes when every depth has one list of candidates.
 
@@ -39,8 +45,9 @@ def from_marginals(
             never enter the tree.
         tokens: [D, M] int64, their target vocabulary ids, different within a row.
         budget: drafted nodes, root not counted.
-        cost: seconds of a step by the tokens in its pass, root included; given, the tree keeps
+        cost: seconds of a target pass by the tokens in it, root included; given, the tree keeps
             as many of its best nodes as pay for themselves, possibly none.
+        other_seconds: of a step besides its pass, see `best_size`.
 
     Returns:
         A chosen tree of at most `budget` nodes in order of their joint probability.
@@ -81,7 +88,8 @@ def from_marginals(
             heapq.heappush(heap, child)
     size = len(nodes)
     if cost is not None:
-        size = 1 + best_size(torch.tensor(scores[1:], dtype=torch.float64).exp(), cost)
+        reach = torch.tensor(scores[1:], dtype=torch.float64).exp()
+        size = 1 + best_size(reach, cost, other_seconds=other_seconds)
     return DraftTree(
         torch.tensor(nodes[:size]),
         torch.tensor(parents[:size]),
