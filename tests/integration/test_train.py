@@ -144,6 +144,25 @@ def test_what_a_store_has_decided_is_refused(slipstream, model, tmp_path, more):
     assert code == 2 and not out and f"{more[0][2:]} is" in err and "feature store" in err
 
 
+def test_features_of_another_template_or_mode_are_refused(slipstream, model, answers, tmp_path):
+    store = tmp_path / "store"
+    command = ("data", "extract", "--data", answers, "--output", store, "--model", model)
+    assert slipstream(*command)[0] == 0
+    index = json.loads((store / "index.json").read_text())
+    for name, value, says in (
+        ("template", "0123456789ab", "chat template 0123456789ab"),
+        ("template_mode", {"enable_thinking": False}, "'enable_thinking': False"),
+    ):
+        changed = index | {"settings": index["settings"] | {name: value}}
+        (store / "index.json").write_text(json.dumps(changed))
+        code, out, err = slipstream(*arguments(store, tmp_path / "run", model))
+        assert code == 2 and not out and says in err
+    code, out, err = slipstream(*arguments(answers, tmp_path / "run", model, "--thinking", "on"))
+    assert code == 2 and not out and "no such mode" in err
+    code, out, err = slipstream(*arguments(answers, tmp_path / "run", model, "--thinking", "yes"))
+    assert code == 2 and "thinking" in err
+
+
 def test_features_as_it_trains_leave_no_shards(slipstream, model, answers, tmp_path):
     code, out, err = slipstream(*arguments(answers, tmp_path / "run", model, "--online"))
     assert code == 0, err

@@ -9,9 +9,10 @@ from chats import PLAIN, byte_tokenizer
 from fakes import tiny_target
 from slipstream.data.eightbit import quantise, restore
 from slipstream.data.extract import Estimate, extract_shards, plan_texts
+from slipstream.data.merge import merge
 from slipstream.data.online import OnlineStore
 from slipstream.data.store import Store, bytes_per_token
-from slipstream.errors import DataError, SettingError
+from slipstream.errors import DataError, OutputError, SettingError
 from slipstream.models.readout import Readout
 from slipstream.train.config import TrainConfig
 from slipstream.train.feed import Batches
@@ -135,3 +136,27 @@ def test_bits_are_checked():
 
     with pytest.raises(SettingError, match="bits is 4, expected 8 or 16"):
         command(data=None, output=None, bits=4)
+
+
+def test_shards_of_several_machines_become_one_store(target, data, tmp_path):
+    whole = extract(target, data, tmp_path / "whole")
+    parts = [tmp_path / f"part-{i}" for i in range(3)]
+    for i, part in enumerate(parts):
+        extract(target, data, part, shard=f"{i}/3")
+    index = merge(parts, tmp_path / "merged")
+    store = Store(tmp_path / "merged")
+    assert index.num_rows == len(store) == len(whole) == 4
+    assert store.index.source_rows == whole.index.source_rows
+    assert store.index.counts == whole.index.counts
+    ours, theirs = (sorted(s[i].tokens.tolist() for i in range(len(s))) for s in (store, whole))
+    assert ours == theirs
+    assert torch.equal(store.vocabulary_counts([]), whole.vocabulary_counts([]))
+    assert torch.equal(store.readout().embedding, whole.readout().embedding)
+    with pytest.raises(DataError, match="given twice"):
+        merge([parts[0], parts[0]], tmp_path / "twice")
+    other = tmp_path / "other"
+    extract(target, data, other, shard="1/3", loops="keep")
+    with pytest.raises(DataError, match="loops"):
+        merge([parts[0], other], tmp_path / "mixed")
+    with pytest.raises(OutputError, match="not empty"):
+        merge(parts, whole.folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from slipstream.errors import (
     OutputError,
@@ -40,6 +41,21 @@ def check_model(model: str) -> None:
             "model is empty, expected a name, an id or a path",
             hint=f"use --model {DEFAULT_MODEL}",
         )
+
+
+def set_thinking(tokenizer: Any, wish: str | None) -> None:
+    """Turn a chat template's thinking mode on or off; None leaves the template's own.
+
+    Raises:
+        SettingError: the template has no such choice.
+    """
+    if wish is None:
+        return
+    if "enable_thinking" not in tokenizer.template_text:
+        raise SettingError(
+            "thinking", wish, "nothing: the chat template has no such mode", "leave --thinking out"
+        )
+    tokenizer.template_mode = {**tokenizer.template_mode, "enable_thinking": wish == "on"}
 
 
 def check_output_folder(path: Path, *, resume: bool = False) -> None:

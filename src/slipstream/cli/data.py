@@ -16,9 +16,11 @@ from slipstream.cli.checks import (
     check_model,
     check_name,
     check_output_folder,
+    set_thinking,
 )
 from slipstream.cli.output import console, json_output, quiet_libraries
 from slipstream.cli.progress import progress_bar
+from slipstream.cli.taps import wanted_taps
 from slipstream.errors import DataError, OutputError, SettingError
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def regenerate(
     top_p: o.TopPOption = 1.0,
     top_k: o.TopKOption = 0,
     seed: o.SeedOption = 0,
+    thinking: o.ThinkingOption = None,
     limit: o.LimitOption = None,
     shard: ShardOption = None,
     server: Annotated[
@@ -92,6 +95,7 @@ def regenerate(
     """
     setup = o.Setup(model, method, drafter, dtype=dtype, device=device, threads=threads)
     part = _shard(shard)
+    _check_thinking(thinking)
     if server is None and server_model is not None:
         raise SettingError("server-model", server_model, "nothing without --server", "leave it out")
     if server is not None and (method != "none" or drafter is not None):
@@ -109,6 +113,7 @@ def regenerate(
     rows = list(read_rows(prompts, limit=limit))[part]
     with json_output(json) as writer, progress_bar("answering") as update:
         engine = setup.load() if server is None else _served(server, model, server_model)
+        set_thinking(engine.target.tokenizer, thinking)
         try:
             report = run(
                 engine,
@@ -155,6 +160,7 @@ def extract(
     ] = 16,
     skip: Annotated[int, typer.Option("--skip", help="Leave out this many rows first.")] = 0,
     shard: ShardOption = None,
+    thinking: o.ThinkingOption = None,
     limit: o.LimitOption = None,
     resume: ResumeOption = False,
     dtype: o.DtypeOption = "auto",
@@ -164,6 +170,7 @@ def extract(
 ) -> None:
     """Write the target's features of a data file to disk; the size is estimated first."""
     check_name("dtype", dtype, o.DTYPES)
+    _check_thinking(thinking)
     check_name("loops", loops, ("cut", "drop", "keep"))
     for name, value in (("limit", limit), ("max-prompt", max_prompt), ("threads", threads)):
         check_at_least_one(name, value)
@@ -177,12 +184,12 @@ def extract(
     check_model(model)
     _check_file(data)
     check_output_folder(output, resume=resume)
-    taps_of = _taps(method, taps)
+    taps_of = wanted_taps(method, taps)
     from slipstream.data.extract import extract_shards
     from slipstream.models.readout import Readout
 
     with json_output(json) as writer, progress_bar("extracting") as update:
-        target = _target(model, dtype, device, threads)
+        target = _target(model, dtype, device, threads, thinking)
         done = extract_shards(
             target,
             Readout(target.embedding(), target.head()),
@@ -210,6 +217,31 @@ def extract(
 
 
 @app.command()
+def merge(
+    stores: Annotated[
+        list[Path], typer.Argument(metavar="STORE...", help="Feature stores of one data file.")
+    ],
+    output: OutputOption,
+    json: o.JsonOption = False,
+) -> None:
+    """Make one feature store of the shards that several machines extracted."""
+    from slipstream.data.merge import merge as run
+
+    with json_output(json) as writer:
+        made = run(stores, output)
+        size = sum(path.stat().st_size for path in output.iterdir())
+        if json:
+            writer.write(
+                {
+                    "path": str(output), "rows": made.num_rows, "tokens": made.num_tokens,
+                    "bytes": size, "counts": made.counts,
+                }
+            )  # fmt: skip
+    if not json:
+        console().print(f"{output}: {made.num_rows:,} rows, {made.num_tokens:,} tokens")
+
+
+@app.command()
 def inspect(
     file: FileArgument,
     model: o.ModelOption = DEFAULT_MODEL,
@@ -220,6 +252,7 @@ def inspect(
         bool,
         typer.Option(help="Ask the model whether the shown answers could be its own."),
     ] = True,
+    thinking: o.ThinkingOption = None,
     limit: o.LimitOption = None,
     dtype: o.DtypeOption = "auto",
     device: o.DeviceOption = "auto",
@@ -228,6 +261,7 @@ def inspect(
 ) -> None:
     """Show what a mask really covers: supervised text in colour, shares and counts."""
     check_name("dtype", dtype, o.DTYPES)
+    _check_thinking(thinking)
     check_at_least_one("limit", limit)
     check_model(model)
     if show < 0:
@@ -242,7 +276,7 @@ def inspect(
 
     rows = list(read_rows(file, limit=limit))
     with json_output(json) as writer:
-        target = _target(model, dtype, device, threads)
+        target = _target(model, dtype, device, threads, thinking)
         started = perf_counter()
         coverage = survey(
             rows,
@@ -258,6 +292,11 @@ def inspect(
             writer.write(inspection.as_json(file, target.tokenizer, coverage, judged, seconds))
     if not json:
         inspection.show(target.tokenizer, coverage, judged)
+
+
+def _check_thinking(wish: str | None) -> None:
+    if wish is not None:
+        check_name("thinking", wish, ("on", "off"))
 
 
 def _shard(text: str | None) -> slice:
@@ -294,55 +333,15 @@ def _check_answers_file(path: Path, *, resume: bool) -> None:
         )
 
 
-def _taps(method: str, taps: str | None) -> Callable[[int], tuple[int, ...]]:
-    """Which hidden states to store, by number of layers: those named, or a method's.
-
-    Raises:
-        UnknownNameError: no such method.
-        SettingError: the method has no draft network, or a tap is no number.
-    """
-    from slipstream import methods
-
-    record = methods.get(method)
-    if taps is not None:
-        numbers = _parsed_taps(taps)
-        return lambda num_layers: _within(numbers, num_layers)
-    if not record.is_trainable:
-        names = ", ".join(m.name for m in methods.all() if m.is_trainable)
-        raise SettingError("method", method, f"one that is trained: {names}", "or give --taps")
-    from slipstream.train import recipes
-
-    recipe = recipes.get(method)
-    return lambda num_layers: recipe.taps(recipe.settings(), num_layers)
-
-
-def _parsed_taps(taps: str) -> tuple[int, ...]:
-    """The numbers of "2,15,27"."""
-    try:
-        numbers = tuple(int(part) for part in taps.split(","))
-    except ValueError:
-        numbers = ()
-    if not numbers or list(numbers) != sorted(set(numbers)):
-        raise SettingError(
-            "taps", taps, "ascending numbers, separated by commas", "for example --taps 2,15,27"
-        )
-    return numbers
-
-
-def _within(taps: tuple[int, ...], num_layers: int) -> tuple[int, ...]:
-    """The taps, if the target has them."""
-    if taps[0] < 0 or taps[-1] > num_layers:
-        raise SettingError(
-            "taps", ",".join(map(str, taps)), f"within 0..{num_layers}, the target's hidden states"
-        )
-    return taps
-
-
-def _target(model: str, dtype: str, device: str, threads: int | None) -> HFTarget:
+def _target(
+    model: str, dtype: str, device: str, threads: int | None, thinking: str | None
+) -> HFTarget:
     quiet_libraries()
     from slipstream.target.hf import load_target
 
-    return load_target(model, dtype=dtype, device=device, threads=threads)
+    target = load_target(model, dtype=dtype, device=device, threads=threads)
+    set_thinking(target.tokenizer, thinking)
+    return target
 
 
 def _bar(update: Callable[[int, int], None]) -> Callable[[Progress], None]:

@@ -14,7 +14,13 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli import options as o
-from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_model, check_name
+from slipstream.cli.checks import (
+    DEFAULT_MODEL,
+    check_at_least_one,
+    check_model,
+    check_name,
+    set_thinking,
+)
 from slipstream.cli.output import json_output, quiet_libraries
 from slipstream.errors import SettingError, SlipstreamError
 
@@ -48,6 +54,7 @@ def doctor(
     prompts: o.PromptsOption = None,
     limit: Annotated[int, typer.Option("--limit", help="Prompts to answer.")] = 8,
     max_new_tokens: o.MaxNewTokensOption = 96,
+    thinking: o.ThinkingOption = None,
     dtype: o.DtypeOption = "auto",
     device: o.DeviceOption = "auto",
     threads: o.ThreadsOption = None,
@@ -60,6 +67,8 @@ def doctor(
     type, thinking mode, context length. What is wrong is named.
     """
     check_name("dtype", dtype, o.DTYPES)
+    if thinking is not None:
+        check_name("thinking", thinking, ("on", "off"))
     for name, value in (("limit", limit), ("max-new-tokens", max_new_tokens)):
         check_at_least_one(name, value)
     if drafter is None and (method is not None or prompts is not None):
@@ -77,6 +86,7 @@ def doctor(
             from slipstream.target.hf import load_target
 
             target = load_target(model, dtype=dtype, device=device, threads=threads)
+            set_thinking(target.tokenizer, thinking)
             asked = [q for q in questions if _fits(target, q, max_new_tokens)]
             if not asked:
                 raise SettingError(

@@ -96,6 +96,7 @@ def train(
     online: Annotated[
         bool, typer.Option("--online", help="Compute features as it trains; nothing on disk.")
     ] = False,
+    thinking: o.ThinkingOption = None,
     limit: o.LimitOption = None,
     seed: o.SeedOption = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on in an existing output.")] = False,
@@ -109,6 +110,8 @@ def train(
     check_name("loops", loops or "cut", ("cut", "drop", "keep"))
     check_name("precision", precision, ("no", "bf16"))
     _check_tracker(tracker)
+    if thinking is not None:
+        check_name("thinking", thinking, ("on", "off"))
     if lora_rank is not None and drafter is None:
         raise SettingError(
             "lora-rank", lora_rank, "nothing without --drafter", "name the drafter to adapt"
@@ -172,6 +175,7 @@ def train(
             target_options={"dtype": dtype, "device": device, "threads": threads},
             say=lambda text: console().print(text, highlight=False) if is_main else None,
             is_main=is_main,
+            thinking=thinking,
         )
         with progress_bar("extracting", is_shown=is_main) as update:
             run.open(

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from slipstream import assemble
+from slipstream.cli.checks import set_thinking
+from slipstream.cli.held_out import HeldOut
 from slipstream.cli.inspection import tell_estimate
-from slipstream.data.batches import Batch, collate
 from slipstream.data.extract import extract_shards, plan_texts
 from slipstream.data.online import OnlineStore
 from slipstream.data.store import Store
 from slipstream.errors import CheckpointError, DataError
 from slipstream.models.readout import Readout
-from slipstream.parity.checks import examine
-from slipstream.parity.decoding import compare
 from slipstream.report.card import read_metrics, write_card
 from slipstream.target.hf import load_target
 from slipstream.train import recipes
@@ -30,17 +28,14 @@ from slipstream.train.checkpoint import provenance, states
 from slipstream.train.config import TrainConfig
 from slipstream.train.feed import Batches
 from slipstream.train.forecast import forecast
-from slipstream.train.loop import measure, train
-from slipstream.train.objectives.protocol import Objective
+from slipstream.train.loop import train
 from slipstream.train.recipes.recipe import Checkpoint, Material, Settings
 
 DRAFTER = "drafter"
 PLACES = {"last": DRAFTER, "best": "best", "milestone": "milestones/step-{step:08d}"}
 """Folders of drafters within a run."""
 FEATURES = "features"
-GUARD = 0.005  # tokens a pass that a fine-tuned drafter may lose to rounding
-PARITY_PROMPTS = 4  # decoded as chains beside teacher forcing
-HELD_OUT_TOKENS = 32_768  # at most, so that evaluations stay short
+EVALUATED = ".evaluated-"  # folders of drafters that are being decoded with
 
 
 class Run:
@@ -55,6 +50,7 @@ class Run:
         target_options: dtype, device, threads.
         say: prints a line for people.
         is_main: this process writes the run's files.
+        thinking: "on" or "off" for templates that have the choice.
     """
 
     def __init__(
@@ -68,11 +64,13 @@ class Run:
         target_options: dict[str, Any],
         say: Callable[[str], None],
         is_main: bool = True,
+        thinking: str | None = None,
     ) -> None:
         self.config, self.folder, self.say, self.is_main = config, folder, say, is_main
         self.start_from = None if drafter is None else Path(drafter)
         self.recipe, self.settings = recipes.get(config.method), settings
         self.target = load_target(model, **target_options)
+        set_thinking(self.target.tokenizer, thinking)
         self.readout = Readout(self.target.embedding(), self.target.head())
         self.taps = self._taps()
         self.record = {"model": model, "drafter": drafter} | self._settings()
@@ -127,6 +125,7 @@ class Run:
                 data = folder
             self.store = Store(data, taps=self.taps)
         self._check_store(data)
+        self._check_template(data)
         count = min(self.config.held_out, len(self.store) // 2)
         self.items = range(len(self.store) - count)
         self.held_out = range(len(self.store) - count, len(self.store))
@@ -154,16 +153,17 @@ class Run:
             f"{sum(p.numel() for p in checkpoint.model.parameters()) / 1e6:.1f} M parameters"
             + self._coverage(checkpoint)
         )
-        prompts = self._prompts(num_prompts)
+        held_out = HeldOut(
+            self.target, config.method, self.recipe, self.settings, self.store, self.held_out,
+            max_length=config.max_length, num_prompts=num_prompts, num_tokens=num_tokens,
+            say=self.say,
+        )  # fmt: skip
 
         def evaluate() -> dict[str, Any]:
-            if not prompts:
-                return {}
-            with tempfile.TemporaryDirectory(dir=self.folder) as place:
+            with tempfile.TemporaryDirectory(dir=self.folder, prefix=EVALUATED) as place:
                 made = Path(place) / DRAFTER
                 self.recipe.layout.write(_plain(checkpoint), made)
-                found = decode(self.target, config.method, made, prompts, num_tokens)
-                return found | self._parity(made, checkpoint, objective, prompts, num_tokens)
+                return held_out.decode(made) | held_out.parity(made, checkpoint, objective)
 
         def save(kind: str, step: int) -> None:
             folder = self.folder / PLACES[kind].format(step=step)
@@ -178,7 +178,7 @@ class Run:
             batches,
             config,
             self.folder,
-            held_out=self._held_out_batches(),
+            held_out=held_out.batches(),
             evaluate=evaluate,
             on_step=on_step,
             on_save=save,
@@ -188,7 +188,7 @@ class Run:
         kept_old = outlook = None
         if done.is_main:
             self._write_cards()
-            kept_old = self._keep_the_better(readout, prompts, num_tokens)
+            kept_old = self._keep_the_better(held_out)
             outlook = forecast(read_metrics(self.folder / "metrics.jsonl"))
             self.say(str(outlook) if outlook else "too few rising evaluations for a forecast")
         return {
@@ -201,69 +201,16 @@ class Run:
             "forecast": None if outlook is None else asdict(outlook),
         } | {key: value for key, value in done.last.items() if key != "tau"}
 
-    def _parity(
-        self,
-        drafter: Path,
-        checkpoint: Checkpoint,
-        objective: Objective,
-        prompts: list[list[int]],
-        num_tokens: int,
-    ) -> dict[str, Any]:
-        """Chains decoded by the engine beside what the objective says of the same steps."""
-        found = compare(
-            self.target, self.config.method, drafter, checkpoint, objective, self.store.readout(),
-            prompts[:PARITY_PROMPTS], num_tokens=num_tokens,
-        )  # fmt: skip
-        if found is None:
-            return {}
-        if not found.is_kept:
-            checks = examine(self.target, self.config.method, drafter, self._questions(prompts))
-            causes = [f"{c.name}: {c.detail}" for c in checks if not c.ok and c.name != "decoding"]
-            self.say(
-                f"warning: decoding accepts {_listed(found.decoded)} of {found.num_starts} chains "
-                f"by depth, training says {_listed(found.text)} at the same positions (tolerance "
-                f"{found.tolerance:.2f}); "
-                + ("; ".join(causes) or "no reading of the files explains it")
-            )
-        return {
-            "decoded_accuracy": list(found.decoded),
-            "text_accuracy": list(found.text),
-            "is_parity_kept": found.is_kept,
-        }
-
-    def _questions(self, prompts: list[list[int]]) -> list[str]:
-        """User texts to examine the drafter with, as near to the prompts as text can be."""
-        decode = self.target.tokenizer.decode
-        return [text for text in (decode(ids).strip()[-400:] for ids in prompts[:4]) if text]
-
-    def _keep_the_better(
-        self, readout: Readout, prompts: list[list[int]], num_tokens: int
-    ) -> str | None:
-        """After fine-tuning: put the old drafter back where the new one is worse, and say so.
-
-        Both are judged on the same held-out texts, or by decoding where there are none.
-        """
-        if self.start_from is None:
+    def _keep_the_better(self, held_out: HeldOut) -> str | None:
+        """After fine-tuning: put the old drafter back where the new one is worse, and say so."""
+        folder, aside = self.folder / DRAFTER, self.folder / "worse"
+        verdict = None if self.start_from is None else held_out.verdict(self.start_from, folder)
+        if verdict is None:
             return None
-        folder, held_out, found = self.folder / DRAFTER, self._held_out_batches(), []
-        for place in (self.start_from, folder):
-            read = self.recipe.layout.read(place, target_layers=self.target.spec.num_layers)
-            objective = self.recipe.objective(read, self.settings)
-            judged = measure(read.model, objective, readout, held_out)
-            if not judged and prompts:
-                judged = decode(self.target, self.config.method, place, prompts, num_tokens)
-            found.append(judged.get("chain_tau", judged.get("tau")))
-        old, new = found
-        if old is None or new >= old - GUARD:
-            return None
-        aside = self.folder / "worse"
         shutil.rmtree(aside, ignore_errors=True)
         folder.replace(aside)
         shutil.copytree(self.start_from, folder)
-        return (
-            f"fine-tuning made held-out text worse: {new:.3f} tokens a pass, {old:.3f} before "
-            f"(the trained one is in {aside})"
-        )
+        return f"{verdict} (the trained one is in {aside})"
 
     def _write_cards(self) -> None:
         """Cards with curves for the newest drafter and the best one."""
@@ -318,29 +265,6 @@ class Run:
             generator=torch.Generator().manual_seed(self.config.seed),
         )
 
-    def _held_out_batches(self) -> list[Batch]:
-        """Held-out texts, each a batch of its own, up to a number of tokens."""
-        batches, tokens = [], 0
-        for item in self.held_out:
-            sample = self.store[item]
-            tokens += len(sample)
-            if tokens > HELD_OUT_TOKENS:
-                break
-            batches.append(
-                collate([[sample]], max_length=self.config.max_length, dtype=torch.float32)
-            )
-        return batches
-
-    def _prompts(self, count: int) -> list[list[int]]:
-        """Token ids before the first supervised token of held-out texts."""
-        prompts = []
-        for item in list(self.held_out)[:count]:
-            sample = self.store[item]
-            first = int(sample.loss_mask.nonzero()[0])
-            if first:
-                prompts.append(sample.tokens[:first].tolist())
-        return prompts
-
     def _coverage(self, checkpoint: Checkpoint) -> str:
         """What share of the held-out answers a reduced vocabulary can say, for people."""
         vocabulary = getattr(checkpoint, "vocabulary", None)
@@ -373,6 +297,19 @@ class Run:
                 f"vocabulary {index.vocab_size}), {spec.name} has {spec.hidden_size} and {rows}",
                 hint="extract features of this target",
             )
+
+    def _check_template(self, folder: Path) -> None:
+        """Refuse features of chats that were written in another way than they are served."""
+        tokenizer, made = self.target.tokenizer, self.store.index.settings
+        for what, ours, theirs in (
+            ("chat template", tokenizer.fingerprint, made.get("template")),
+            ("template mode", tokenizer.template_mode, made.get("template_mode")),
+        ):
+            if theirs is not None and ours != theirs:
+                raise DataError(
+                    f"{folder} was made with {what} {theirs}, the model now has {ours}",
+                    hint="extract again, or give the option --thinking that it was made with",
+                )
 
     def _card(self, step: int | None) -> dict[str, Any]:
         index = self.store.index
@@ -412,39 +349,18 @@ class Run:
     def _remember(self) -> None:
         """Store the settings, once all inputs have been read: a mistake in them binds nobody."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(".*-*"):  # folders that a kill left half written
+            shutil.rmtree(left, ignore_errors=True)
         path = self.folder / "run.json"
         temporary = path.with_suffix(".partial")
         temporary.write_text(json.dumps(self.record, sort_keys=True, indent=2) + "\n")
         temporary.replace(path)
 
 
-def decode(
-    target: Any, method: str, drafter: Path, prompts: list[list[int]], num_tokens: int
-) -> dict[str, Any]:
-    """Decode prompts greedily with a written drafter and its default tree: tau, alpha, reach."""
-    from slipstream.bench import measures
-    from slipstream.bench.runner import to_sample
-
-    engine = assemble.load(target, method, drafter=drafter)
-    results = engine.generate(prompts, max_new_tokens=num_tokens)
-    samples = [to_sample(result, index) for index, result in enumerate(results)]
-    reach = measures.reach(samples)
-    tau = measures.tau(samples)
-    return {
-        "tau": None if tau is None else round(tau, 4),
-        "reach": [round(value, 4) for value in reach],
-        "alpha": [round(value, 4) for value in measures.alpha(reach)],
-    }
-
-
 def _plain(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as it is written: adapters added to the weights."""
     model = merged(checkpoint.model)
     return checkpoint if model is checkpoint.model else replace(checkpoint, model=model)
-
-
-def _listed(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)
 
 
 def _counted(counts: dict[str, int]) -> str:

@@ -172,6 +172,8 @@ def plan_texts(
         for row in rows
     ]
     settings = making | {"skip": skip, "last_turn_only": last_turn_only, "shard": shard}
+    settings["template"] = getattr(tokenizer, "fingerprint", None)
+    settings["template_mode"] = dict(getattr(tokenizer, "template_mode", {}))
     digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()
     planned = Planned(Path(data), digest, texts, counts, settings)
     if not planned.num_tokens:

@@ -128,7 +128,7 @@ class StoreWriter:
         tensors = {"embedding": readout.embedding.detach().to(torch.bfloat16).contiguous()}
         if readout.head.data_ptr() != readout.embedding.data_ptr():
             tensors["head"] = readout.head.detach().to(torch.bfloat16).contiguous()
-        _save(tensors, self.folder / "readout.safetensors")
+        save_tensors(tensors, self.folder / "readout.safetensors")
 
     def write_counts(self, texts: Iterable[tuple[list[int], list[bool]]]) -> None:
         """Store how often each id is supervised in the whole data file, features or not."""
@@ -136,7 +136,7 @@ class StoreWriter:
         for tokens, mask in texts:
             ids = torch.tensor(tokens)[torch.tensor(mask)]
             counts += torch.bincount(ids, minlength=counts.numel())
-        _save({"counts": counts}, self.folder / "counts.safetensors")
+        save_tensors({"counts": counts}, self.folder / "counts.safetensors")
 
     def append(self, samples: list[Sample], *, source_rows: int) -> None:
         """Write one shard and the index that includes it."""
@@ -145,7 +145,7 @@ class StoreWriter:
             offsets = [0]
             for sample in samples:
                 offsets.append(offsets[-1] + len(sample))
-            _save(
+            save_tensors(
                 {
                     "tokens": torch.cat([s.tokens for s in samples]).to(torch.int32),
                     "best": torch.cat([s.best for s in samples]).to(torch.int32),
@@ -333,7 +333,8 @@ def _broken(path: Path, error: Exception) -> DataError:
     return DataError(f"{path} is missing or damaged: {error}", hint="extract again")
 
 
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write a safetensors file that appears whole or not at all."""
     temporary = path.with_suffix(".partial")
     save_file(tensors, temporary)
     temporary.replace(path)
