@@ -217,7 +217,8 @@ def locate(drafter: str | Path | None, method: str, model: object) -> Path:
     """The folder of a draft checkpoint.
 
     Args:
-        drafter: a folder, "zoo:METHOD", or None for the zoo's drafter of this method.
+        drafter: a folder, "zoo:METHOD", or None for the zoo's drafter of this method; where
+            whole models may draft, also a model's name.
         method: a method's name.
         model: the target, as a name or loaded.
 
@@ -227,6 +228,8 @@ def locate(drafter: str | Path | None, method: str, model: object) -> Path:
     name = str(drafter) if drafter is not None else f"zoo:{method}"
     if not name.startswith("zoo:"):
         folder = Path(name).expanduser()
+        if not folder.is_dir() and "huggingface" in methods.get(method).formats:
+            return Path(name)  # a whole model, by its name
         if not folder.is_dir():
             raise CheckpointError(
                 f"drafter '{name}' is no folder, expected a draft checkpoint",

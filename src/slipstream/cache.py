@@ -185,6 +185,19 @@ class SlotCache:
         self.values[:, slot, :, : self._touched[slot]] = 0
         self.lengths[slot] = self._pending[slot] = self._touched[slot] = 0
 
+    def enlarged(self, num_rows: int, max_length: int) -> SlotCache:
+        """A cache with at least this room and the same committed slots."""
+        layers, _, heads, _, head_size = self.keys.shape
+        new = SlotCache(
+            layers, max(num_rows, self.num_rows), heads, head_size,
+            max(max_length, self.max_length), self.keys.dtype, self.keys.device,
+        )  # fmt: skip
+        new.keys[:, : self.num_rows, :, : self.max_length] = self.keys
+        new.values[:, : self.num_rows, :, : self.max_length] = self.values
+        new.lengths[: self.num_rows] = self.lengths
+        new._touched[: self.num_rows] = self._touched
+        return new
+
     def get_seq_length(self, _layer: int = 0) -> int:
         """Longest committed row; asked by models that make up positions, which we always give."""
         return max(self.lengths)

@@ -27,7 +27,7 @@ ALLOWED = {
     "verify": GROUND | {"trees"},
     "formats": GROUND | {"models", "target.protocol"},
     "drafters": GROUND
-    | {"models", "trees", "cache", "target.protocol", "target.packed", "formats"},
+    | {"models", "trees", "cache", "target.protocol", "target.packed", "target.hf", "formats"},
     "engine": GROUND
     | {"drafters.protocol", "verify.protocol", "target.protocol", "cache", "trees"},
     "data": GROUND | {"engine", "target", "models"},

@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from slipstream.drafters.model_rollout import ModelRollout
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
-from slipstream.errors import SettingError
+from slipstream.errors import DrafterMismatchError, SettingError
 from slipstream.formats import language
 from slipstream.formats.language import LanguageCheckpoint
 from slipstream.models.blocks import Attend
@@ -33,18 +34,20 @@ from slipstream.target.protocol import Target
 from slipstream.trees import kinds
 from slipstream.types import DraftTree, Verdict
 
+ENOUGH = 0.9  # share of the target's tokens a draft model must know
+
 
 class ChainDrafter:
     """Drafts with a language model of its own; see the module's text.
 
     Args:
-        rollout: grows the trees.
+        rollout: grows the trees, through a small network or a whole model.
     """
 
     name = "chain"
     taps: tuple[int, ...] = ()
 
-    def __init__(self, rollout: Rollout) -> None:
+    def __init__(self, rollout: Rollout | ModelRollout) -> None:
         self._rollout = rollout
 
     @classmethod
@@ -62,7 +65,7 @@ class ChainDrafter:
         """Read a draft language model and fit it to a target.
 
         Args:
-            folder: of the checkpoint.
+            folder: of our own checkpoint, or any Hugging Face model: a folder, a name, an id.
             target: whose text is drafted.
             tree: kind of tree, see `trees.kinds`.
             budget: drafted nodes.
@@ -72,19 +75,36 @@ class ChainDrafter:
 
         Raises:
             CheckpointError: the folder cannot be read.
-            DrafterMismatchError: it was made for another target.
+            DrafterMismatchError: it was made for another target, or reads other tokens.
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
+            UnsupportedTargetError: it is a model that cannot score trees.
         """
-        checkpoint = language.read(Path(folder))
-        return cls.from_model(
-            checkpoint,
-            target,
-            tree=tree,
-            budget=budget,
-            depth=depth,
-            topk=topk,
-            children=children,
-        )
+        how = {"tree": tree, "budget": budget, "depth": depth, "topk": topk, "children": children}
+        if is_whole_model(folder):
+            from slipstream.target.hf import load_target
+
+            spec, threads = target.spec, torch.get_num_threads()
+            draft = load_target(str(folder), dtype=spec.dtype, device=spec.device, threads=threads)
+            return cls.from_target(draft, target, **how)
+        return cls.from_model(language.read(Path(folder)), target, **how)
+
+    @classmethod
+    def from_target(
+        cls,
+        draft: Target,
+        target: Target,
+        *,
+        tree: str = "chain",
+        budget: int = 4,
+        depth: int = 4,
+        topk: int = 1,
+        children: str = "chosen",
+    ) -> Self:
+        """Let a whole loaded model draft for a target; see `from_checkpoint`."""
+        check_same_tokens(draft, target)
+        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk)
+        vocab_size = target.spec.vocab_size
+        return cls(ModelRollout(draft, kind.build, vocab_size=vocab_size, children=children))
 
     @classmethod
     def from_model(
@@ -143,6 +163,48 @@ class ChainDrafter:
     def close(self, row: Row) -> None:
         """Free the row."""
         self._rollout.close(row.key)
+
+
+def is_whole_model(folder: Path | str) -> bool:
+    """True for what is not a folder of our own small models but may be a model of its own."""
+    path = Path(folder)
+    return not path.is_dir() or ((path / "config.json").is_file() and not language.is_ours(path))
+
+
+def check_same_tokens(draft: Target, target: Target) -> None:
+    """Refuse a draft model whose ids mean other tokens than the target's.
+
+    Models without tokenizers must have vocabularies of one size.
+
+    Raises:
+        DrafterMismatchError: an id differs, or most of the target's ids are unknown to the draft.
+    """
+    hint = "choose a draft model of the target's own family"
+    names = f"{draft.spec.name} cannot draft for {target.spec.name}"
+    theirs, ours = (
+        getattr(getattr(model, "tokenizer", None), "tokens", None) for model in (draft, target)
+    )
+    if theirs is None or ours is None:
+        if draft.spec.vocab_size != target.spec.vocab_size:
+            raise DrafterMismatchError(
+                f"{names}: vocabularies of {draft.spec.vocab_size} and {target.spec.vocab_size} "
+                "ids, and no tokenizers to compare",
+                hint,
+            )
+        return
+    shared = theirs.keys() & ours.keys()
+    different = sorted(id for id in shared if theirs[id] != ours[id])
+    if different:
+        first = different[0]
+        raise DrafterMismatchError(
+            f"{names}: its tokenizer is another one; {len(different)} of {len(shared)} ids differ, "
+            f"first {first}, which is {theirs[first]!r} there and {ours[first]!r} here",
+            hint,
+        )
+    if len(shared) < ENOUGH * len(ours):
+        raise DrafterMismatchError(
+            f"{names}: its tokenizer knows {len(shared)} of the target's {len(ours)} tokens", hint
+        )
 
 
 class TokenNetwork:

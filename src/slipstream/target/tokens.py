@@ -80,6 +80,11 @@ class TargetTokenizer:
         )
 
     @cached_property
+    def tokens(self) -> dict[int, str]:
+        """The token of each id, as the vocabulary spells it."""
+        return {int(id): token for token, id in self.inner.get_vocab().items()}
+
+    @cached_property
     def special_ids(self) -> tuple[int, ...]:
         """Ids of every special token and of those that end an answer, ascending."""
         return tuple(sorted({*map(int, self.inner.all_special_ids), *self.eos_ids}))
