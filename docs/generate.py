@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slipstream"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 ACCEPTANCE = "benchmarks/results/acceptance.json"
+DRAFT_COST = "benchmarks/results/draft_cost.json"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 PAPERS = {
     "2106.09685": "Hu et al., LoRA",
@@ -211,6 +212,30 @@ def verifiers() -> str:
         link = f"[`{path.name}`](../{path.relative_to(ROOT).as_posix()})"
         cells = (f"`{name}`", children, trees, lossless, link, _first_line(path))
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draft_cost() -> str:
+    """The committed cost of drafting: milliseconds by network and length, counts beside them."""
+    if not (ROOT / DRAFT_COST).is_file():
+        return f"No result is committed yet; `python benchmarks/draft_cost.py --out {DRAFT_COST}`."
+    value = json.loads((ROOT / DRAFT_COST).read_text(encoding="utf-8"))
+    lines = [
+        "| network | tokens | ms | passes | products with the head | operations |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in value["rows"]:
+        name = f"{row['method']}, {row['layers']} layer{'s' if row['layers'] > 1 else ''}"
+        counts = f"{row['passes']} | {row['head_calls']} | {row['dispatches']}"
+        lines.append(f"| {name} | {row['tokens']} | {1000 * row['seconds']:.2f} | {counts} |")
+    where = value["environment"]
+    lines += [
+        "",
+        f"[`{DRAFT_COST}`](../{DRAFT_COST}): the shape of {where['model']}, {where['dtype']}, "
+        f"{where['cpu']}, {where['num_threads']} threads, draft vocabulary of "
+        f"{value['draft_vocab_size']}, {value['context']} tokens of context; medians of "
+        f"{value['rounds']} drafts.",
+    ]
     return "\n".join(lines)
 
 
@@ -441,6 +466,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "result-figures": result_figures,
     "verifiers": verifiers,
     "acceptance": acceptance,
+    "draft-cost": draft_cost,
     "layout": layout,
     "commands": commands,
     "papers": papers,
