@@ -36,6 +36,8 @@ ALLOWED = {
     "bench": GROUND
     | {"methods", "engine", "data", "target", "trees", "verify", "drafters", "models", "formats"}
     | {"assemble"},
+    "tune": GROUND
+    | {"methods", "engine", "data", "target", "trees", "verify", "drafters.protocol", "bench"},
     "report": GROUND | {"bench", "methods"},
     "assemble": GROUND
     | {"methods", "engine", "drafters", "verify", "target", "trees", "models", "formats"},

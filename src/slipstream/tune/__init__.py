@@ -1,0 +1,1 @@
+"""What will speculation gain here, with which settings, and why not more?"""
