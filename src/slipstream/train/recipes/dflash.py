@@ -36,7 +36,7 @@ class DFlashSettings(Settings):
     taps: tuple[int, ...] | None = Field(None, description="None: the paper's five")
     mask_token: int | None = Field(None, ge=0, description="None: a spare id of the tokenizer")
     density: float = Field(1.0, gt=0, le=16, description="block slots per token of the texts")
-    gamma: float = Field(4.0, gt=0, description="slot j weighs exp(-(j-1)/gamma)")
+    gamma: float = Field(2.0, gt=0, description="slot j weighs exp(-(j-1)/gamma)")
     weighting: Literal["decay", "pace"] = "decay"
     hard: float = Field(0.0, ge=0, le=1, description="share of the target's choice in the labels")
     rounds: int = Field(1, ge=1, le=8, description="simulated rounds of drafting")
