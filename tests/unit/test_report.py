@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import torch
 
-from slipstream.report import charts, svg
+from slipstream.report import bars, charts, svg
 from slipstream.report.page import caption, spans
 from slipstream.report.tree_view import boxes, short, token_label, tree_svg
 from slipstream.types import DraftTree, Step, Verdict
@@ -118,8 +118,8 @@ def test_spans_join_to_the_text_and_never_split_a_character(step):
 
 @pytest.mark.parametrize("value", [0.0, 1.87, 1234.5, math.nan])
 def test_bar_chart_is_well_formed(value):
-    bars = [charts.Bar("<none>", value), charts.Bar("b", 1.0, (0.9, 1.1))]
-    chart = charts.bar_chart({"<x>": bars}, title="A & B", unit="x", baseline=1)
+    shown = [bars.Bar("<none>", value), bars.Bar("b", 1.0, (0.9, 1.1))]
+    chart = bars.bar_chart({"<x>": shown}, title="A & B", unit="x", baseline=1)
     root = ET.fromstring(chart)
     assert len(root.findall(f"{SVG}rect")) == (1 if math.isnan(value) else 2)
     assert [path.get("class") for path in root.findall(f"{SVG}path")] == ["error"]
@@ -127,22 +127,22 @@ def test_bar_chart_is_well_formed(value):
 
 
 def test_bars_are_as_long_as_their_values():
-    bars = [charts.Bar("a", 1.0), charts.Bar("b", 3.0)]
-    root = ET.fromstring(charts.bar_chart({"": bars}, title=""))
+    shown = [bars.Bar("a", 1.0), bars.Bar("b", 3.0)]
+    root = ET.fromstring(bars.bar_chart({"": shown}, title=""))
     one, three = (float(bar.get("width")) for bar in root.findall(f"{SVG}rect"))
     assert three == pytest.approx(3 * one, abs=0.2)
 
 
 def test_bars_of_one_series_have_one_colour():
-    groups = {task: [charts.Bar("a", 1.0), charts.Bar("b", 2.0)] for task in ("qa", "rag")}
-    root = ET.fromstring(charts.bar_chart(groups, title=""))
+    groups = {task: [bars.Bar("a", 1.0), bars.Bar("b", 2.0)] for task in ("qa", "rag")}
+    root = ET.fromstring(bars.bar_chart(groups, title=""))
     colours = [bar.get("fill") for bar in root.findall(f"{SVG}rect")]
     assert colours[:2] == colours[2:] and colours[0] != colours[1]
 
 
 def test_stacked_bars_add_up():
-    bars = {"x": {"draft": 0.001, "target": 0.003}, "y": {"draft": 0.0, "target": 0.002}}
-    root = ET.fromstring(charts.stacked_chart(bars, title="t", unit="ms", scale=1000))
+    shown = {"x": {"draft": 0.001, "target": 0.003}, "y": {"draft": 0.0, "target": 0.002}}
+    root = ET.fromstring(bars.stacked_chart(shown, title="t", unit="ms", scale=1000))
     rects = [rect for rect in root.findall(f"{SVG}rect") if rect.find(f"{SVG}title") is not None]
     widths = [float(rect.get("width")) for rect in rects]
     assert widths[1] == pytest.approx(3 * widths[0], abs=0.2) and widths[2] == 0

@@ -176,6 +176,17 @@ def test_results_of_older_versions_have_no_latency_figure():
     assert only_plain == ["time", "latency"]
 
 
+def test_acceptance_by_depth_is_pooled_by_passes():
+    other = ROW | {"task": "rag", "tau": 1.0, "num_tokens": 104, "reach": [], "alpha": []}
+    drawn = {f.name: f.svg for f in figures.of_bench(bench([PLAIN, ROW, other]))}
+    alone = {f.name: f.svg for f in figures.of_bench(bench([PLAIN, ROW]))}
+    assert drawn["reach"].count("<polyline") == alone["reach"].count("<polyline") == 1
+    assert drawn["reach"] != alone["reach"]  # 200 passes reach .6, another 100 reach 0: .4
+    halved = {f.name: f.svg for f in figures.of_bench(bench([PLAIN, ROW | {"reach": [0.4, 0.2]}]))}
+    line = re.compile(r'<polyline points="([^"]+)"')
+    assert line.search(drawn["reach"])[1] == line.search(halved["reach"])[1]
+
+
 def test_calibration_pools_the_traces_of_a_method_and_says_the_error():
     drawn = figures.of_steps([*make_trace().steps, *make_trace().steps], "eagle3")
     assert [figure.name for figure in drawn] == ["calibration", "rank"]

@@ -326,5 +326,16 @@ def _note(report: BenchReport, busy_shares: Sequence[float | None]) -> None:
                 f"{name}: {row.different} answers differ from plain decoding's beyond rounding; "
                 "they are left out of its speed-up"
             )
-        if row.method != PLAIN.name and row.speedup is not None and row.speedup < 1:
-            report.notes.append(f"{name}: slower than plain decoding")
+    report.notes += _slower(report)
+
+
+def _slower(report: BenchReport) -> list[str]:
+    """A note for every method that is slower than plain decoding beyond noise somewhere."""
+    notes = []
+    for method in dict.fromkeys(row.method for row in report.rows if row.method != PLAIN.name):
+        rows = [row for row in report.rows if row.method == method and row.speedup is not None]
+        slow = [row for row in rows if (row.speedup_ci or (0.0, row.speedup))[1] < 1]
+        places = ", ".join(f"{row.task} T={row.temperature:g} rows={row.num_rows}" for row in slow)
+        if slow:
+            notes.append(f"{method}: slower than plain decoding on {places}")
+    return notes

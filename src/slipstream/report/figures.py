@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
-from slipstream.bench import calibration
+from slipstream.bench import calibration, measures
 from slipstream.bench.calibration import Reliability
 from slipstream.bench.specs import PLAIN
-from slipstream.report.charts import Bar, Curve, bar_chart, line_chart, stacked_chart
+from slipstream.report.bars import Bar, bar_chart, stacked_chart
+from slipstream.report.charts import Curve, line_chart
 from slipstream.report.svg import Point
 from slipstream.types import Step
 
@@ -58,7 +60,8 @@ def of_bench(result: Result) -> list[Figure]:
             "time",
             _time_of_a_pass(result),
             "Where the time of one pass goes: drafting, the model's pass over the drafted tree, "
-            "and everything else. More tokens a pass pay only if the bar grows less.",
+            "and everything else (a row's share, where rows share a pass). More tokens a pass pay "
+            "only if the bar grows less.",
         ),
         Figure(
             "reach",
@@ -74,8 +77,8 @@ def of_bench(result: Result) -> list[Figure]:
         Figure(
             "latency",
             _token_latency(result),
-            "Mean time per token after the first, by answer: half of the answers are faster than "
-            "p50, one in a hundred is slower than p99.",
+            "Mean time per token after the first: half of the answers are faster than the bar "
+            "(p50), one in a hundred is slower than the whisker's end (p99).",
         ),
     ]
     return [figure for figure in made if "<rect" in figure.svg or "<polyline" in figure.svg]
@@ -175,7 +178,8 @@ def _reliability(found: Reliability) -> Curve:
 def conditions(environment: Mapping[str, Any]) -> str:
     """Model, number type and threads in a few words."""
     device = environment.get("accelerator")
-    place = device or f"{environment.get('num_threads')} threads"
+    count = environment.get("num_threads")
+    place = device or f"{count} thread{'s' * (count != 1)}"
     return f"{environment.get('model')}, {environment.get('dtype')}, {place}"
 
 
@@ -187,7 +191,7 @@ def place_of(result: Result, row: Row, *, with_task: bool = True) -> str:
     if len({each["temperature"] for each in rows}) > 1:
         parts.append(f"T={row['temperature']:g}")
     if len({each["num_rows"] for each in rows}) > 1:
-        parts.append(f"{row['num_rows']} rows")
+        parts.append(f"{row['num_rows']} row{'s' * (row['num_rows'] > 1)}")
     return " · ".join(parts)
 
 
@@ -208,7 +212,7 @@ def _bars(result: Result, key: str, interval: str, *, title: str, unit: str) -> 
             ends = tuple(row[interval]) if row[interval] else None
             bar = Bar(shown(row), row[key], ends, series=row["method"])
             groups.setdefault(place_of(result, row), []).append(bar)
-    return bar_chart(groups, title=title, unit=unit, baseline=1.0)
+    return bar_chart(groups, title=title, unit=unit, decimals=2, baseline=1.0)
 
 
 def _time_of_a_pass(result: Result) -> str:
@@ -232,16 +236,24 @@ def _passes(row: Row) -> float:
 
 
 def _by_position(result: Result, key: str, title: str) -> str:
-    curves = {}
+    """One curve per method and temperature, all tasks and batch sizes pooled by passes."""
+    pooled: dict[str, list[Row]] = {}
     for row in _drafting(result):
-        if row[key]:
-            label = " · ".join(filter(None, (shown(row), place_of(result, row))))
-            points = [(depth + 1, share) for depth, share in enumerate(row[key])]
-            passes = _passes(row)
-            if key == "reach" and passes:
-                curves[label] = Curve(points, [share_interval(y, passes) for _, y in points])
-            else:
-                curves[label] = points
+        several = len({each["temperature"] for each in result["rows"]}) > 1
+        label = shown(row) + (f" · T={row['temperature']:g}" if several else "")
+        pooled.setdefault(label, []).append(row)
+    curves: dict[str, Curve | Sequence[Point]] = {}
+    for label, rows in pooled.items():
+        passes = sum(_passes(row) for row in rows)
+        reached = [
+            sum(_passes(row) * share for row, share in zip(rows, shares, strict=True)) / passes
+            for shares in zip_longest(*(row["reach"] for row in rows), fillvalue=0.0)
+        ]
+        shares = reached if key == "reach" else measures.alpha(reached)
+        points = [(depth + 1, share) for depth, share in enumerate(shares)]
+        if points:
+            bands = [share_interval(share, passes) for share in shares] if key == "reach" else ()
+            curves[label] = Curve(points, bands)
     return line_chart(curves, title=title, x_label="depth of the drafted node", y_label="share")
 
 
@@ -254,10 +266,12 @@ def share_interval(share: float, count: float) -> tuple[float, float]:
 
 
 def _token_latency(result: Result) -> str:
-    """p50, p90 and p99 of the time per token; results of older versions have none."""
+    """p50 of the time per token, up to p99; results of older versions have none."""
     groups: dict[str, list[Bar]] = {}
     for row in result["rows"]:
-        for name, seconds in (row.get("token_latency") or {}).items():
-            label = " · ".join(filter(None, (place_of(result, row), shown(row))))
-            groups.setdefault(label, []).append(Bar(name, 1000 * seconds, series=name))
+        spread = row.get("token_latency")
+        if spread:
+            half, most = 1000 * spread["p50"], 1000 * spread["p99"]
+            bar = Bar(shown(row), half, (half, most), series=row["method"])
+            groups.setdefault(place_of(result, row), []).append(bar)
     return bar_chart(groups, title="Time per token after the first, by answer", unit="ms")

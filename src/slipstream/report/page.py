@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from slipstream.report import MARK, charts, tree_view
+from slipstream.report import MARK, bars, tree_view
 from slipstream.types import Step
 
 
@@ -98,8 +98,8 @@ def render(page: DemoPage) -> str:
     """The page as one HTML document."""
     from markupsafe import Markup
 
-    chart = charts.bar_chart(
-        {"": [charts.Bar(row.method, row.tokens_per_second) for row in page.rows]},
+    chart = bars.bar_chart(
+        {"": [bars.Bar(row.method, row.tokens_per_second) for row in page.rows]},
         title="Tokens per second after prefill",
         unit="tokens/s",
     )
