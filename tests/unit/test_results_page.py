@@ -188,15 +188,20 @@ def test_acceptance_by_depth_is_pooled_by_passes():
 
 
 def test_calibration_pools_the_traces_of_a_method_and_says_the_error():
-    drawn = figures.of_steps([*make_trace().steps, *make_trace().steps], "eagle3")
-    assert [figure.name for figure in drawn] == ["calibration", "rank"]
+    steps = make_trace().steps
+    drawn = figures.of_steps({"one": steps, "two": steps}, "eagle3")
+    assert [figure.name for figure in drawn] == ["calibration", "rank", "place"]
     gap = (abs(1 - 0.6065) + 0) / 2  # one node sure at .61 and kept, one impossible and refused
-    assert f"whole path (ECE {gap:.3f})" in drawn[0].svg
-    assert f"depth 1 (ECE {gap:.3f})" in drawn[0].svg and "4 traced nodes" in drawn[0].caption
+    assert f"whole path, ECE {gap:.3f}" in drawn[0].svg
+    assert f"depth 1, ECE {gap:.3f}" in drawn[0].svg and "4 traced nodes" in drawn[0].caption
+    assert drawn[2].svg.count("<circle") == 4  # two places in two decodings
+
+
+def test_steps_that_tell_nothing_draw_nothing():
     nothing = Step(DraftTree.chain([1]), Verdict((0,), 2), (2,))
-    assert figures.of_steps([nothing], "none") == []
     unsure = Step(DraftTree.chain([1, 2]), Verdict((0,), 3), (3,))
-    assert figures.of_steps([unsure], "ngram") == []
+    assert figures.of_steps({"a": [nothing], "b": [nothing]}, "none") == []
+    assert figures.of_steps({"a": [unsure]}, "ngram") == []
 
 
 def test_the_interval_of_a_share_holds_it_and_narrows():

@@ -6,20 +6,21 @@ The report page, the chart beside a bench file and the docs all draw with these.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from slipstream.bench import calibration, measures
-from slipstream.bench.calibration import Reliability
 from slipstream.bench.specs import PLAIN
 from slipstream.report.bars import Bar, bar_chart, stacked_chart
+from slipstream.report.calibration import reliability_chart, scatter
 from slipstream.report.charts import Curve, line_chart
 from slipstream.report.svg import Point
 from slipstream.types import Step
 
 MOST_DEPTHS = 4  # curves of one picture
+MOST_PLACES = 7  # as many as there are colours
 
 Row = Mapping[str, Any]
 Result = Mapping[str, Any]
@@ -112,45 +113,34 @@ def of_tune(result: Result) -> list[Figure]:
     return [Figure("cost", svg, caption)]
 
 
-def of_steps(steps: Iterable[Step], name: str) -> list[Figure]:
-    """Confidence against acceptance, and acceptance by rank, of traced steps.
+def of_steps(contexts: Mapping[str, Sequence[Step]], name: str) -> list[Figure]:
+    """What traced steps tell about a drafter: calibration, and acceptance by rank and place.
 
     Args:
-        steps: of one method at one temperature, whatever the prompts.
+        contexts: what was decoded to its steps, of one method at one temperature.
         name: the method, for titles.
 
     Returns:
         Nothing for what cannot be said: no nodes, or a drafter without probabilities.
     """
-    nodes = calibration.nodes(calibration.judged(steps))
+    trees = {title: calibration.judged(steps) for title, steps in contexts.items()}
+    nodes = calibration.nodes(tree for group in trees.values() for tree in group)
     made = []
-    depths = calibration.by_depth(nodes)
+    depths = dict(list(calibration.by_depth(nodes).items())[:MOST_DEPTHS])
     if depths:
         whole = calibration.joint(nodes)
-        curves: dict[str, Curve | Sequence[Point]] = {"a drafter that knows": [(0, 0), (1, 1)]}
-        curves[f"whole path (ECE {whole.ece:.3f})"] = _reliability(whole)
-        for depth, one in list(depths.items())[:MOST_DEPTHS]:
-            curves[f"depth {depth} (ECE {one.ece:.3f})"] = _reliability(one).points
-        svg = line_chart(
-            curves,
-            title=f"Does {name} know when it is right?",
-            x_label="the drafter's probability, mean of a bin",
-            y_label="share accepted",
-        )
-        count = sum(one.count for one in whole.bins)
+        named = {"whole path": whole} | {f"depth {d}": one for d, one in depths.items()}
         caption = (
-            f"Acceptance by the drafter's own probability over {count} traced nodes, nodes whose "
-            "parent was accepted for each depth, all nodes for whole paths. On the diagonal it is "
-            "right as often as it says; ECE is the mean distance from it. The band is the 95% "
-            "interval of whole paths."
+            f"Acceptance by the drafter's own probability, {sum(b.count for b in whole.bins)} "
+            "traced nodes: for a depth those whose parent was accepted, for whole paths all. On "
+            "the diagonal it is right as often as it says; ECE is the mean distance from it."
         )
-        made.append(Figure("calibration", svg, caption))
-    rates = calibration.by_depth_and_rank(nodes)
+        title = f"Does {name} know when it is right?"
+        made.append(Figure("calibration", reliability_chart(named, title=title), caption))
     by_rank = {
-        f"depth {depth + 1}": [
-            (rank + 1, share) for rank, share in enumerate(row) if share is not None
-        ]
-        for depth, row in enumerate(rates.rates()[:MOST_DEPTHS])
+        f"depth {depth}": [(r + 1, share) for r, share in enumerate(row) if share is not None]
+        for depth, row in enumerate(calibration.by_depth_and_rank(nodes).rates(), start=1)
+        if depth <= MOST_DEPTHS
     }
     if any(len(points) > 1 for points in by_rank.values()):
         svg = line_chart(
@@ -164,15 +154,15 @@ def of_steps(steps: Iterable[Step], name: str) -> list[Figure]:
             "children add is what a tree has over a chain."
         )
         made.append(Figure("rank", svg, caption))
+    if len(trees) > 1 and nodes:
+        places = calibration.by_place(trees, max_places=MOST_PLACES)
+        svg = scatter(places, title=f"{name}: acceptance by place in the tree")
+        caption = (
+            "One dot per place and decoding. Where the dots of a place spread, acceptance depends "
+            "on the text and not on the place alone, and a tree that adapts has something to gain."
+        )
+        made.append(Figure("place", svg, caption))
     return made
-
-
-def _reliability(found: Reliability) -> Curve:
-    """Mean confidence and acceptance of each bin, with Wilson's interval."""
-    return Curve(
-        [(one.confidence, one.acceptance) for one in found.bins],
-        [share_interval(one.acceptance, one.count) for one in found.bins],
-    )
 
 
 def conditions(environment: Mapping[str, Any]) -> str:

@@ -224,11 +224,11 @@ def _tune(name: str, value: Mapping[str, Any]) -> Part:
 
 
 def _confidence(traces: Sequence[Trace]) -> list[Figure]:
-    """What the steps of each method tell about its drafter, all its traces pooled."""
-    steps: dict[str, list[Step]] = {}
-    for one in traces:
+    """What the steps of each method tell about its drafter, trace by trace."""
+    steps: dict[str, dict[str, Sequence[Step]]] = {}
+    for number, one in enumerate(traces):
         name = one.method + (f" at temperature {one.temperature:g}" if one.temperature else "")
-        steps.setdefault(name, []).extend(one.steps)
+        steps.setdefault(name, {})[f"{one.title} {number}"] = one.steps
     return [
         replace(figure, name=f"{figure.name}-{number}")
         for number, (name, taken) in enumerate(steps.items(), start=1)
