@@ -21,7 +21,7 @@ from slipstream.parity.texts import look
 from slipstream.target.hf import load_target
 from slipstream.train.objectives.ttt import TrainingTimeTest
 
-QUESTIONS = ["what is a cat", "name three seas", "why do we sleep", "tell me a tale"]
+QUESTIONS = ["a cat?", "three seas", "why sleep"]
 THINKS = PLAIN.replace(
     "{% if add_generation_prompt %}<|assistant|>{% endif %}",
     "{% if add_generation_prompt %}<|assistant|>"
@@ -49,7 +49,7 @@ def trained(target, *, is_raw=False, on_prompt=False, steps=90):
         tokenizer.encode(q) if is_raw else tokenizer.encode_chat([{"role": "user", "content": q}])
         for q in QUESTIONS
     ]
-    results = assemble.load(target, "none").generate(prompts, max_new_tokens=36, num_rows=4)
+    results = assemble.load(target, "none").generate(prompts, max_new_tokens=24, num_rows=3)
     texts = [look(target, readout, r.prompt_ids, r.token_ids) for r in results]
     torch.manual_seed(0)
     model = Eagle3(Eagle3Config(**target.draft_shape(), draft_vocab_size=261, taps=(1, 2, 3),
@@ -100,14 +100,14 @@ def change_tensors(folder, edit):
 
 
 def failures(target, folder):
-    checks = examine(target, "eagle3", folder, QUESTIONS, num_tokens=36)
+    checks = examine(target, "eagle3", folder, QUESTIONS, num_tokens=24)
     assert [c.name for c in checks] == [name for name in NAMES if name in {c.name for c in checks}]
     assert all(check.detail for check in checks)
     return {check.name: check.detail for check in checks if not check.ok}
 
 
 def test_a_healthy_drafter_passes_every_check(target, healthy):
-    checks = examine(target, "eagle3", healthy, QUESTIONS, num_tokens=36)
+    checks = examine(target, "eagle3", healthy, QUESTIONS, num_tokens=24)
     assert [check.name for check in checks] == list(NAMES)
     assert all(check.ok for check in checks), [c for c in checks if not c.ok]
 
@@ -206,12 +206,12 @@ def test_decoding_equals_teacher_forcing_at_the_same_positions(target, healthy):
     prompts = [target.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS]
     objective = TrainingTimeTest(checkpoint.vocabulary, num_unrolled=3)
     found = compare(target, "eagle3", healthy, checkpoint, objective, readout, prompts,
-                    num_tokens=40)  # fmt: skip
-    assert found.decoded == pytest.approx(found.text, abs=1e-3) and found.num_starts >= 12
+                    num_tokens=24)  # fmt: skip
+    assert found.decoded == pytest.approx(found.text, abs=1e-3) and found.num_starts >= 6
     assert 0 < found.decoded[0] <= 1 and found.is_kept
     change = checkpoint.model.state_dict()
     change["fc.weight"] = change["fc.weight"] * 0
     checkpoint.model.load_state_dict(change)
     broken = compare(target, "eagle3", healthy, checkpoint, objective, readout, prompts,
-                     num_tokens=40)  # fmt: skip
+                     num_tokens=24)  # fmt: skip
     assert not broken.is_kept and broken.gap > broken.tolerance
