@@ -27,6 +27,7 @@ from slipstream.types import DraftTree, TargetOutput
 
 HEAD_SIZES = (16, 32, 64, 96, 128, 160, 192, 256)
 NODES_AT_ONCE = 1024  # of an extraction
+PARTS = ("projections", "attention", "mlp", "head", "other")  # in native/pass.cpp's order
 _Address = ctypes.c_void_p
 
 
@@ -175,6 +176,11 @@ class CompiledDecoder(FusedDecoder):
         return TargetOutput(
             logits, None if features is None else shape.spread(features), shape.spread(last_hidden)
         )
+
+    def seconds(self) -> dict[str, float]:
+        """Where the time of the last pass went, by part."""
+        found = self._code.slipstream_seconds(self._open())
+        return {name: found[index] for index, name in enumerate(PARTS)}
 
     def extract(self, tokens: Tensor, taps: tuple[int, ...]) -> tuple[Tensor | None, Tensor]:
         """Causal passes without a cache over [B, T] tokens.

@@ -127,6 +127,11 @@ class HFTarget:
         """[V', D] the head's weight; the embedding's when tied."""
         return self._head
 
+    @property
+    def twin(self) -> FusedDecoder | None:
+        """The fast twin that runs in the stock decoder's place, if one does."""
+        return self._fused
+
     def draft_shape(self) -> dict[str, Any]:
         """Sizes a draft layer of the target's own kind has, by `Eagle3Config`'s names."""
         config = text_config(self.model.config)

@@ -64,6 +64,8 @@ def library(*, amx: bool = True) -> Library:
         getattr(code, name).restype = None
     code.slipstream_close.argtypes = [ctypes.c_void_p]
     code.slipstream_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    code.slipstream_seconds.argtypes = [ctypes.c_void_p]
+    code.slipstream_seconds.restype = ctypes.POINTER(ctypes.c_double)
     return Library(code, f"{Path(compiler).name}, {'AMX' if amx else 'AVX-512'} bfloat16")
 
 

@@ -111,6 +111,11 @@ class TileProduct:
         """Bytes that a pass reads."""
         return self.data.numel()
 
+    @property
+    def num_weights(self) -> int:
+        """Weights it stands for, padding not counted."""
+        return self.outputs * self.inputs
+
     def _lay_out(self, weight: Tensor | Quantised) -> Tensor:
         outputs, inputs = self.num_strips * STRIP, self.num_blocks * BLOCK
 

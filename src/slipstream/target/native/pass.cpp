@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -106,29 +107,54 @@ class Decoder {
     plan_ = plan_attention(pass.rows, pass.num_rows, m_.heads / m_.kv_heads,
                            m_.kv_heads, pool_.size(), masks_);
     pool_.open();
+    std::fill(seconds_, seconds_ + kParts, 0.0);
+    begun_ = now();
     for (int l = 0; l < m_.num_layers; ++l) {
       tap(l, x_);
       const Layer& layer = m_.layers[l];
       normalise(layer.attention_norm);
+      lap(kOther);
       project(layer, l);
+      lap(kProjections);
       attend(layer, l);
+      lap(kAttention);
       add(layer.output, a_);
+      lap(kProjections);
       normalise(layer.mlp_norm);
+      lap(kOther);
       activate(layer.gate_up);
       add(layer.down, i_);
+      lap(kMlp);
     }
     for (int r = 0; r < n_; ++r)
       norm_row(x_ + (size_t)r * m_.hidden, m_.final_norm, m_.hidden,
                [&](int c) { return pass.last_hidden + (size_t)r * m_.hidden + c; });
     tap(m_.num_layers, pass.last_hidden);
+    lap(kOther);
     read_out();
+    lap(kHead);
     pool_.close();
 #ifdef __AMX_BF16__
     _tile_release();
 #endif
   }
 
+  const double* seconds() const { return seconds_; }
+
  private:
+  enum Part { kProjections, kAttention, kMlp, kHead, kOther, kParts };
+
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  void lap(Part part) {
+    const double at = now();
+    seconds_[part] += at - begun_;
+    begun_ = at;
+  }
+
   struct Private {  // a thread's own memory
     Room<Bf16> decoded;
     Room<float> sums, scores;
@@ -346,6 +372,7 @@ class Decoder {
   Activations h_{}, a_{}, i_{};  // inputs of the projections, of the output and of down
   Room<Bf16> stream_, queries_;
   TileRoom normed_, attended_, inner_, wanted_;
+  double seconds_[kParts] = {}, begun_ = 0;  // of the last pass
   Plan plan_;
   std::vector<uint16_t> masks_;
 };
@@ -366,5 +393,8 @@ void* slipstream_open(const Model* model, int num_threads) {
   return new Decoder(*model, num_threads);
 }
 void slipstream_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
+const double* slipstream_seconds(void* decoder) {
+  return static_cast<Decoder*>(decoder)->seconds();
+}
 void slipstream_run(void* decoder, const Pass* pass) { static_cast<Decoder*>(decoder)->run(*pass); }
 }
