@@ -77,6 +77,8 @@ def test_result_and_traces_become_one_page(bench, slipstream, model, tmp_path):
     result, traces, page = (tmp_path / name for name in ("r.json", "t.json", "page.html"))
     code, _, _ = bench("--output", result, "--trace", traces)
     assert code == 0
+    (trace,) = json.loads(traces.read_text())["traces"]
+    assert trace["title"] == "ngram on p 0" and trace["prompt"] == "say it again 0"
     one = tmp_path / "g.json"
     code, _, _ = slipstream(
         "generate", "--model", model, "--method", "ngram", "--prompt", "a <b> a <b>",

@@ -145,7 +145,8 @@ def bench(
         if output is not None:
             _write(report, output)
         if trace is not None and not report.is_partial:
-            _write_traces(trace, engines, encoded, settings)
+            asked = [(rows[0], texts[task][0][1].turns[0]) for task, rows in encoded.items()]
+            _write_traces(trace, engines, asked, settings)
         comparison = _compare(old, report, tolerance)
         if json:
             extra = {} if comparison is None else {"against": comparison.to_dict()}
@@ -236,22 +237,22 @@ def _write(report: BenchReport, output: Path) -> None:
 def _write_traces(
     path: Path,
     engines: dict[str, Any],
-    encoded: dict[str, list[BenchPrompt]],
+    asked: list[tuple[BenchPrompt, str]],
     settings: RunSettings,
 ) -> None:
-    """Decode each task's first prompt with every method that drafts, keeping every step."""
+    """Decode a prompt of each task with every method that drafts, keeping every step."""
     from slipstream.report.trace import write
 
     traces = [
-        _traced(engine, name, prompts[0], settings)
-        for prompts in encoded.values()
+        _traced(engine, name, prompt, text, settings)
+        for prompt, text in asked
         for name, engine in engines.items()
         if name != "none"
     ]
     write(path, traces, engines["none"].describe())
 
 
-def _traced(engine: Any, name: str, prompt: BenchPrompt, settings: RunSettings) -> Trace:
+def _traced(engine: Any, name: str, prompt: BenchPrompt, text: str, settings: RunSettings) -> Trace:
     from slipstream.report.trace import trace_of
 
     temperature = settings.temperatures[0]
@@ -263,12 +264,11 @@ def _traced(engine: Any, name: str, prompt: BenchPrompt, settings: RunSettings) 
         trace=True,
         **sampling,
     )
-    tokenizer = engine.target.tokenizer
     return trace_of(
         result,
-        tokenizer,
+        engine.target.tokenizer,
         title=f"{name} on {prompt.task} {prompt.id}",
         method=name,
-        prompt="" if tokenizer is None else tokenizer.decode(list(prompt.ids)),
+        prompt=text,
         temperature=temperature,
     )
