@@ -12,7 +12,7 @@ import torch
 
 from report_samples import PLAIN, ROW, bench, make_trace
 from slipstream.errors import DataError
-from slipstream.report import MARK, figures, results_page, trace
+from slipstream.report import MARK, drafting_figures, figures, results_page, trace
 from slipstream.types import DraftTree, Step, Verdict
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&"
@@ -53,7 +53,26 @@ def write(folder, name, value) -> object:
 
 @pytest.fixture
 def page(tmp_path) -> str:
+    bins = [{"low": 0.5, "high": 0.6, "count": 9, "confidence": 0.55, "acceptance": 0.5}]
     tune = {
+        "kind": "slipstream tune",
+        "draft_costs": {"eagle3:dynamic": {"1": 0.01, "4": 0.03}, "ngram:chain": {}},
+        "judged": [
+            {
+                "name": "eagle3:chain,depth=4",
+                "predicted_speedup": 1.61,
+                "measured_speedup": 1.57,
+                "measured_speedup_ci": [1.5, 1.6],
+            },
+            {"name": "ngram", "predicted_speedup": 1.0, "measured_speedup": None},
+        ],
+        "acceptance": {
+            "eagle3": {
+                "joint": {"bins": bins, "ece": 0.05},
+                "calibration": {"1": {"bins": bins, "ece": 0.05}},
+            },
+            "ngram": {"joint": {"bins": [], "ece": 0.0}, "calibration": {}},
+        },
         "cost_curve": [{"n": 1, "seconds": 0.01}, {"n": 8, "seconds": 0.02}],
         "best": {"method": "eagle3", "budget": 7},
         "predicted_speedup": 1.61,
@@ -97,8 +116,9 @@ def test_every_figure_is_there_with_its_save_buttons(page):
     parsed = Strict(page)
     names = [attrs["id"] for attrs in parsed.all("figure")]
     wanted = ("speedup", "tau", "time", "reach", "alpha", "latency")
+    tunes = [f"tune-1-{name}" for name in ("cost", "draft", "judged", "calibration-eagle3")]
     steps = [f"steps-{name}-{number}" for number in (1, 2) for name in ("calibration", "rank")]
-    assert names == [*(f"bench-1-{name}" for name in wanted), "tune-1-cost", *steps]
+    assert names == [*(f"bench-1-{name}" for name in wanted), *tunes, *steps]
     places = [a["data-name"] for a in parsed.all("span") if a.get("class") == "save"]
     assert places == [*names, "trace-1", "trace-2"]
     saves = [a["data-save"] for a in parsed.all("button") if "data-save" in a]
@@ -121,7 +141,7 @@ def test_numbers_of_the_table(page):
         assert f"<td>{text}</td>" in page
     for text in ("100.0", "300.0", "50.0", "70.0"):  # latency in ms
         assert f"<td>{text}</td>" in page
-    assert "<b>1.57×</b>" in page and "best: 8 tokens" in page
+    assert "<b>1.57×</b>" in page and "best n: 8" in page
 
 
 def test_a_trace_survives_its_file():
@@ -176,6 +196,12 @@ def test_results_of_older_versions_have_no_latency_figure():
     assert only_plain == ["time", "latency"]
 
 
+def test_the_part_of_a_tune_that_was_asked_for_is_enough():
+    assert drafting_figures.of_tune({"kind": "slipstream tune"}) == []
+    (only,) = drafting_figures.of_tune({"draft_costs": {"ngram": {"2": 0.001}}})
+    assert only.name == "draft"
+
+
 def test_acceptance_by_depth_is_pooled_by_passes():
     other = ROW | {"task": "rag", "tau": 1.0, "num_tokens": 104, "reach": [], "alpha": []}
     drawn = {f.name: f.svg for f in figures.of_bench(bench([PLAIN, ROW, other]))}
@@ -189,7 +215,7 @@ def test_acceptance_by_depth_is_pooled_by_passes():
 
 def test_calibration_pools_the_traces_of_a_method_and_says_the_error():
     steps = make_trace().steps
-    drawn = figures.of_steps({"one": steps, "two": steps}, "eagle3")
+    drawn = drafting_figures.of_steps({"one": steps, "two": steps}, "eagle3")
     assert [figure.name for figure in drawn] == ["calibration", "rank", "place"]
     gap = (abs(1 - 0.6065) + 0) / 2  # one node sure at .61 and kept, one impossible and refused
     assert f"whole path, ECE {gap:.3f}" in drawn[0].svg
@@ -200,8 +226,8 @@ def test_calibration_pools_the_traces_of_a_method_and_says_the_error():
 def test_steps_that_tell_nothing_draw_nothing():
     nothing = Step(DraftTree.chain([1]), Verdict((0,), 2), (2,))
     unsure = Step(DraftTree.chain([1, 2]), Verdict((0,), 3), (3,))
-    assert figures.of_steps({"a": [nothing], "b": [nothing]}, "none") == []
-    assert figures.of_steps({"a": [unsure]}, "ngram") == []
+    assert drafting_figures.of_steps({"a": [nothing], "b": [nothing]}, "none") == []
+    assert drafting_figures.of_steps({"a": [unsure]}, "ngram") == []
 
 
 def test_the_interval_of_a_share_holds_it_and_narrows():

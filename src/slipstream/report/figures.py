@@ -1,4 +1,4 @@
-"""The figures of bench and tune results: what is drawn, from the JSON values as they are.
+"""The figures of bench results: what is drawn, from the JSON values as they are.
 
 The report page, the chart beside a bench file and the docs all draw with these.
 """
@@ -11,16 +11,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from slipstream.bench import calibration, measures
+from slipstream.bench import measures
 from slipstream.bench.specs import PLAIN
 from slipstream.report.bars import Bar, bar_chart, stacked_chart
-from slipstream.report.calibration import reliability_chart, scatter
 from slipstream.report.charts import Curve, line_chart
 from slipstream.report.svg import Point
-from slipstream.types import Step
-
-MOST_DEPTHS = 4  # curves of one picture
-MOST_PLACES = 7  # as many as there are colours
 
 Row = Mapping[str, Any]
 Result = Mapping[str, Any]
@@ -90,79 +85,6 @@ def speedups(result: Result) -> str:
     where = conditions(result["environment"])
     title = f"Speed-up over plain decoding: {where}"
     return _bars(result, "speedup", "speedup_ci", title=title, unit="×")
-
-
-def of_tune(result: Result) -> list[Figure]:
-    """The cost curve with the best width, where a tune result has one."""
-    points = [(entry["n"], 1000 * entry["seconds"]) for entry in result.get("cost_curve") or ()]
-    if not points:
-        return []
-    budget = (result.get("best") or {}).get("budget")
-    marks = {} if budget is None else {f"best: {budget + 1} tokens": float(budget + 1)}
-    svg = line_chart(
-        {"one pass of the model": points},
-        title="Cost of a pass by its width",
-        x_label="tokens in the pass, root included",
-        y_label="milliseconds",
-        marks=marks,
-    )
-    caption = (
-        "Where the curve is flat, checking more drafted tokens is nearly free; where it rises in "
-        "proportion, the machine is at its limit and more drafting cannot pay."
-    )
-    return [Figure("cost", svg, caption)]
-
-
-def of_steps(contexts: Mapping[str, Sequence[Step]], name: str) -> list[Figure]:
-    """What traced steps tell about a drafter: calibration, and acceptance by rank and place.
-
-    Args:
-        contexts: what was decoded to its steps, of one method at one temperature.
-        name: the method, for titles.
-
-    Returns:
-        Nothing for what cannot be said: no nodes, or a drafter without probabilities.
-    """
-    trees = {title: calibration.judged(steps) for title, steps in contexts.items()}
-    nodes = calibration.nodes(tree for group in trees.values() for tree in group)
-    made = []
-    depths = dict(list(calibration.by_depth(nodes).items())[:MOST_DEPTHS])
-    if depths:
-        whole = calibration.joint(nodes)
-        named = {"whole path": whole} | {f"depth {d}": one for d, one in depths.items()}
-        caption = (
-            f"Acceptance by the drafter's own probability, {sum(b.count for b in whole.bins)} "
-            "traced nodes: for a depth those whose parent was accepted, for whole paths all. On "
-            "the diagonal it is right as often as it says; ECE is the mean distance from it."
-        )
-        title = f"Does {name} know when it is right?"
-        made.append(Figure("calibration", reliability_chart(named, title=title), caption))
-    by_rank = {
-        f"depth {depth}": [(r + 1, share) for r, share in enumerate(row) if share is not None]
-        for depth, row in enumerate(calibration.by_depth_and_rank(nodes).rates(), start=1)
-        if depth <= MOST_DEPTHS
-    }
-    if any(len(points) > 1 for points in by_rank.values()):
-        svg = line_chart(
-            by_rank,
-            title=f"{name}: acceptance by rank",
-            x_label="which child of its parent, the first drafted being 1",
-            y_label="share of tried nodes accepted",
-        )
-        caption = (
-            "How often each child is the one that is kept, when its parent was. What later "
-            "children add is what a tree has over a chain."
-        )
-        made.append(Figure("rank", svg, caption))
-    if len(trees) > 1 and nodes:
-        places = calibration.by_place(trees, max_places=MOST_PLACES)
-        svg = scatter(places, title=f"{name}: acceptance by place in the tree")
-        caption = (
-            "One dot per place and decoding. Where the dots of a place spread, acceptance depends "
-            "on the text and not on the place alone, and a tree that adapts has something to gain."
-        )
-        made.append(Figure("place", svg, caption))
-    return made
 
 
 def conditions(environment: Mapping[str, Any]) -> str:

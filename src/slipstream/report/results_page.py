@@ -15,12 +15,13 @@ from typing import Any
 from slipstream.bench import results
 from slipstream.bench.specs import PLAIN
 from slipstream.errors import DataError
-from slipstream.report import figures, trace
+from slipstream.report import drafting_figures, figures, trace
 from slipstream.report.figures import Figure
 from slipstream.report.page import Picture, asset, fill, picture
 from slipstream.report.trace import Trace
 from slipstream.types import Step
 
+TUNE = "slipstream tune"
 MOST_DRAWN = 40  # drafted nodes of one picture
 
 
@@ -89,7 +90,7 @@ def read_sources(paths: Sequence[Path]) -> Sources:
             sources.benches.append((path.name, results.read(path)))
         elif kind == trace.KIND:
             sources.traces += trace.loads(value, str(path))
-        elif isinstance(value, dict) and "cost_curve" in value:
+        elif kind == TUNE:
             sources.tunes.append((path.name, value))
         else:
             raise DataError(
@@ -218,7 +219,7 @@ def _tune(name: str, value: Mapping[str, Any]) -> Part:
         notes=[advice] if isinstance(advice, str) else list(advice),
         headings=(),
         table=(),
-        pictures=figures.of_tune(value),
+        pictures=drafting_figures.of_tune(value),
         tiles=tiles,
     )
 
@@ -232,7 +233,7 @@ def _confidence(traces: Sequence[Trace]) -> list[Figure]:
     return [
         replace(figure, name=f"{figure.name}-{number}")
         for number, (name, taken) in enumerate(steps.items(), start=1)
-        for figure in figures.of_steps(taken, name)
+        for figure in drafting_figures.of_steps(taken, name)
     ]
 
 
