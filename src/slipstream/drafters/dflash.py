@@ -386,8 +386,8 @@ class BlockNetwork:
         ids = vocabulary.target_ids
         self._never = (ids == mask_token).nonzero()[:, 0].to(self.device)  # draft ids, at most one
         if model.path is not None:
-            codes = self._model.path.code(self._embedding.to(self.dtype))  # [V', rank]
-            self._codes, self._turn = codes, (head @ self._model.path.up.weight).T  # [rank, U]
+            self._codes = self._model.path.codes(self._embedding.to(self.dtype))  # [V', rank]
+            self._turn = self._model.path.rows(head).T  # [rank, U]
         attentions = [layer.self_attn for layer in self._model.layers]
         weights = [part.weight for a in attentions for part in (a.k_proj, a.v_proj)]
         stacked = torch.cat(weights)  # [layers * 2 * Hkv*C, D]

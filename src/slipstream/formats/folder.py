@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError
+from slipstream.formats.checkpoint import Files, TargetFacts
+from slipstream.formats.dialect import Dialect
 from slipstream.models.vocabulary import DraftVocabulary
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -43,33 +46,83 @@ def read_config(folder: Path, schema: type[Schema]) -> Schema:
         ) from error
 
 
-def read_tensors(folder: Path, pickled: str = "pytorch_model.bin") -> dict[str, Tensor]:
-    """The tensors of model.safetensors, else of a pickled state dict (tensors only, no code).
+def read_files(folder: Path) -> Files:
+    """Everything in a folder, whatever its dialect.
+
+    Raises:
+        CheckpointError: the folder, config.json or the tensors are missing or damaged.
+    """
+    heads = sorted(p for p in folder.glob("medusa_lm_head.*") if p.suffix in _READERS)
+    weights = heads[0] if heads else _find_tensors(folder)
+    path = folder / "config.json"
+    config: dict[str, Any] = {}
+    if path.is_file() or not heads:
+        config = read_config(folder, _AnyConfig).model_dump()
+    if weights is None:
+        raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+    return Files(config, _read_one(weights), str(folder), weights.name)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of model.safetensors, in one file or several, else of pytorch_model.bin.
 
     Raises:
         CheckpointError: neither is there, or it is truncated.
     """
-    path = folder / "model.safetensors"
-    if path.is_file():
-        try:
-            return load_file(path)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{path} is truncated or damaged: {first_line(error)}", hint="copy it again"
-            ) from error
-    path = folder / pickled
-    if path.is_file():
-        try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # unpickling fails in many ways
-            raise CheckpointError(
-                f"{path} cannot be read: {first_line(error)}",
-                "take the drafter from its source again",
-            ) from error
-    raise CheckpointError(f"{folder} has neither model.safetensors nor {pickled}")
+    path = _find_tensors(folder)
+    if path is None:
+        raise CheckpointError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
+    return _read_one(path)
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+def _find_tensors(folder: Path) -> Path | None:
+    names = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _read_one(path: Path) -> dict[str, Tensor]:
+    """Tensors of one file, or of those that an index names."""
+    try:
+        if path.suffix == ".json":
+            parts = sorted(set(json.loads(path.read_text())["weight_map"].values()))
+            return {k: t for part in parts for k, t in load_file(path.parent / part).items()}
+        return _READERS[path.suffix](path)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is truncated or damaged: {first_line(error)}", hint="copy it again"
+        ) from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # unpickling fails in many ways
+        raise CheckpointError(
+            f"{path} cannot be read: {first_line(error)}",
+            "take the drafter from its source again",
+        ) from error
+
+
+def _unpickle(path: Path) -> dict[str, Tensor]:
+    """A pickled state dict: tensors only, no code."""
+    warnings.warn(
+        f"{path.name} is a pickle: it is read as tensors only; `slipstream convert --from "
+        f"{path.parent} --to slipstream ...` writes safetensors",
+        stacklevel=2,
+    )
+    found = torch.load(path, map_location="cpu", weights_only=True)
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise CheckpointError(f"{path} holds no tensors by name, so it is no state dict")
+    return found
+
+
+_READERS = {".safetensors": load_file, ".bin": _unpickle, ".pt": _unpickle}
+
+
+class _AnyConfig(BaseModel):
+    """Any JSON object."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path | str) -> None:
     """Load tensors into a network made from config.json, as float32.
 
     Raises:
@@ -92,7 +145,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def take_vocabulary(
-    tensors: dict[str, Tensor], folder: Path, *, vocab_size: int, draft_vocab_size: int
+    tensors: dict[str, Tensor], folder: Path | str, *, vocab_size: int, draft_vocab_size: int
 ) -> DraftVocabulary:
     """The draft vocabulary; its maps `d2t` and `t2d` are taken out of the tensors.
 
@@ -126,13 +179,22 @@ def to_tensors(
 
 def write(
     folder: Path,
-    tensors: dict[str, Tensor],
+    tensors: Mapping[str, Tensor],
     config: Mapping[str, Any],
     *,
+    weights: str = "model.safetensors",
     card: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Write config.json, model.safetensors and card.json; the folder appears whole or not.
+    """Write config.json, the tensors and card.json; the folder appears whole or not.
+
+    Args:
+        folder: that appears.
+        tensors: by name.
+        config: for config.json.
+        weights: name of the tensors' file; one that ends in .pt is a pickled state dict.
+        card: for card.json, or None.
+        overwrite: replace a folder that is there.
 
     Raises:
         OutputError: the folder exists and `overwrite` is off, or cannot be written.
@@ -146,18 +208,34 @@ def write(
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error}") from error
     try:
-        save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
+        if weights.endswith(".pt"):
+            torch.save(dict(tensors), temporary / weights)
+        else:
+            save_file(dict(tensors), temporary / weights, metadata={"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         if card is not None:
             (temporary / "card.json").write_text(json.dumps(card, indent=2) + "\n")
         temporary.chmod(0o755)
-        (temporary / "model.safetensors").chmod(0o644)
+        (temporary / weights).chmod(0o644)
         if folder.exists():
             _swap(temporary, folder)
         else:
             temporary.replace(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_own(
+    dialect: Dialect,
+    checkpoint: Any,
+    folder: Path,
+    card: Mapping[str, Any] | None,
+    overwrite: bool,
+    dtype: torch.dtype,
+) -> None:
+    """Write a checkpoint in a dialect that needs nothing of its target; see `write`."""
+    made = dialect.dump(checkpoint, TargetFacts("", 0), dtype)
+    write(folder, made.tensors, made.config, weights=made.weights, card=card, overwrite=overwrite)
 
 
 def check_facts(facts: Iterable[tuple[str, object, object]], *, name: str, method: str) -> None:

@@ -55,6 +55,7 @@ class Projections(nn.Module):
         num_kv_heads: key and value heads, a divisor of H.
         head_size: C.
         bias: of queries, keys and values.
+        output_bias: of the way back.
     """
 
     def __init__(
@@ -66,13 +67,14 @@ class Projections(nn.Module):
         head_size: int,
         *,
         bias: bool = False,
+        output_bias: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads, self.head_size = num_heads, head_size
         self.q_proj = nn.Linear(input_size, num_heads * head_size, bias=bias)
         self.k_proj = nn.Linear(input_size, num_kv_heads * head_size, bias=bias)
         self.v_proj = nn.Linear(input_size, num_kv_heads * head_size, bias=bias)
-        self.o_proj = nn.Linear(num_heads * head_size, output_size, bias=False)
+        self.o_proj = nn.Linear(num_heads * head_size, output_size, bias=output_bias)
 
     def forward(self, x: Tensor, positions: Tensor, frequencies: Tensor, attend: Attend) -> Tensor:
         """[B, N, D] from [B, N, input_size], its rotary positions [B, N] and frequencies [C/2]."""

@@ -34,7 +34,7 @@ from slipstream.models.blocks import (
     rotation,
     turn,
 )
-from slipstream.models.path_head import PathHead
+from slipstream.models.path_head import PathHead, PathTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class DFlashConfig:
         rope_scaling: None, or as in Hugging Face configs.
         max_length: positions seen in training; informative, nothing is clamped to it.
         path_rank: rank of the path head; 0 for a network without one.
+        has_path_table: the path head is DSpark's own, two tables over the vocabulary.
 
     Raises:
         CheckpointError: sizes that cannot belong together.
@@ -83,6 +84,7 @@ class DFlashConfig:
     rope_scaling: dict | None = None
     max_length: int = 2048
     path_rank: int = 0
+    has_path_table: bool = False
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -160,8 +162,11 @@ class DFlash(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         frequencies = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies, persistent=False)
-        self.path: PathHead | None = None
-        if config.path_rank:
+        self.path: PathHead | PathTable | None = None
+        if config.path_rank and config.has_path_table:
+            sizes = config.vocab_size, config.draft_vocab_size
+            self.path = PathTable(*sizes, config.path_rank)
+        elif config.path_rank:
             self.path = PathHead(config.hidden_size, config.path_rank)
 
     def add_path(self, rank: int) -> None:

@@ -39,6 +39,13 @@ class Eagle3Config:
         rope_theta: RoPE base the network was trained with.
         rope_scaling: None, or as in Hugging Face configs.
         max_length: positions seen in training; informative, nothing is clamped to it.
+        fusion_bias: of the layer that fuses the taps.
+        attention_bias: of queries, keys and values.
+        output_bias: of the way back from attention.
+        norm_features: one norm over all taps before they are fused (`norm_before_fc`).
+        norm_each_tap: a norm for each tap before they are fused (EAGLE-3.1's `fc_norm`).
+        norm_before_residual: what attention is added to has passed its norm already.
+        norm_output: states are handed on after the final norm (EAGLE-3.1).
 
     Raises:
         CheckpointError: sizes that cannot belong together.
@@ -57,8 +64,17 @@ class Eagle3Config:
     rope_theta: float = 10000.0
     rope_scaling: dict | None = None
     max_length: int = 2048
+    fusion_bias: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    norm_features: bool = False
+    norm_each_tap: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
 
     def __post_init__(self) -> None:
+        if self.norm_features and self.norm_each_tap:
+            raise CheckpointError("taps are normed one by one or all together, not both")
         if self.num_heads % self.num_kv_heads:
             raise CheckpointError(
                 f"{self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads"
@@ -77,7 +93,13 @@ class _Layer(nn.Module):
         super().__init__()
         d, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Projections(
-            2 * d, d, config.num_heads, config.num_kv_heads, config.head_size
+            2 * d,
+            d,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_size,
+            bias=config.attention_bias,
+            output_bias=config.output_bias,
         )
         self.mlp = GatedMLP(d, config.intermediate_size)
         self.hidden_norm = RMSNorm(d, eps)
@@ -93,16 +115,27 @@ class Eagle3(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         self.config = config
-        width = len(config.taps) * config.target_hidden_size
-        self.fc = nn.Linear(width, config.hidden_size, bias=False)
+        width, eps = len(config.taps) * config.target_hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(width, eps) if config.norm_features else None
+        self.fc_norm: nn.ModuleList | None = None
+        if config.norm_each_tap:
+            size = config.target_hidden_size
+            self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in config.taps)
+        self.fc = nn.Linear(width, config.hidden_size, bias=config.fusion_bias)
         self.midlayer = _Layer(config)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         frequencies = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def fuse(self, features: Tensor) -> Tensor:
         """[..., K*D] features of the target to [..., D]; never applied to recurrent states."""
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            each = features.chunk(len(self.fc_norm), dim=-1)
+            normed = [norm(x) for norm, x in zip(self.fc_norm, each, strict=True)]
+            features = torch.cat(normed, dim=-1)
         return self.fc(features)
 
     def step(self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -117,14 +150,20 @@ class Eagle3(nn.Module):
         Returns:
             [B, N, D], the new states: input of `logits` and of the next step.
         """
-        layer = self.midlayer
-        normed = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(states)], dim=-1)
-        states = states + layer.self_attn(normed, positions, self.frequencies, attend)
-        return states + layer.mlp(layer.post_attention_layernorm(states))
+        layer, normed = self.midlayer, self.midlayer.hidden_norm(states)
+        both = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)  # [B, N, 2*D]
+        states = normed if self.config.norm_before_residual else states
+        states = states + layer.self_attn(both, positions, self.frequencies, attend)
+        states = states + layer.mlp(layer.post_attention_layernorm(states))
+        return self.norm(states) if self.config.norm_output else states
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., U] logits over the draft vocabulary of [..., D] states."""
-        return self.lm_head(self.norm(states))
+        return self.lm_head(self.read(states))
+
+    def read(self, states: Tensor) -> Tensor:
+        """[..., D] what the head reads of [..., D] states."""
+        return states if self.config.norm_output else self.norm(states)
 
 
 def default_taps(num_layers: int) -> tuple[int, int, int]:

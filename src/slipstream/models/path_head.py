@@ -41,6 +41,14 @@ class PathHead(nn.Module):
             layer.weight.normal_(0, layer.in_features**-0.5, generator=generator)
         self.up.weight.zero_()
 
+    def codes(self, embedding: Tensor) -> Tensor:
+        """[V', rank] of every token, from the target's embedding [V', D]."""
+        return self.code(embedding)
+
+    def rows(self, head: Tensor) -> Tensor:
+        """[U, rank] that turns a code into logits, from the target's head [U, D]."""
+        return head @ self.up.weight
+
     def code(self, embedded: Tensor) -> Tensor:
         """[..., rank] of the embeddings [..., D] of the tokens before."""
         return self.down(F.silu(self.read(embedded)))
@@ -48,3 +56,26 @@ class PathHead(nn.Module):
     def forward(self, embedded: Tensor) -> Tensor:
         """[..., D] to add to the states that the target's head reads."""
         return self.up(self.code(embedded))
+
+
+class PathTable(nn.Module):
+    """DSpark's own head: two tables, trained elsewhere; here it drafts and is not trained.
+
+    Args:
+        vocab_size: rows of the target's embedding.
+        draft_vocab_size: U.
+        rank: of the bias over the vocabulary.
+    """
+
+    def __init__(self, vocab_size: int, draft_vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.before = nn.Embedding(vocab_size, rank)
+        self.after = nn.Linear(rank, draft_vocab_size, bias=False)
+
+    def codes(self, _embedding: Tensor) -> Tensor:
+        """[V', rank] of every token."""
+        return self.before.weight
+
+    def rows(self, _head: Tensor) -> Tensor:
+        """[U, rank] that turns a code into logits."""
+        return self.after.weight

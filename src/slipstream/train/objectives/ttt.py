@@ -64,7 +64,7 @@ class TrainingTimeTest:
             supervised = labels.supervised(step)
             counted = supervised & labels.in_vocabulary(step)
             said = soft_cross_entropy(
-                model.norm(states[counted]),  # [M, D]
+                model.read(states[counted]),  # [M, D]
                 model.lm_head.weight,
                 labels.probs,
                 labels.rows(counted, step),

@@ -1,0 +1,215 @@
+"""vLLM's own spelling of EAGLE-1, EAGLE-3 and Medusa.
+
+EAGLE-3: class `Eagle3LlamaForCausalLM`, `layers.0.*`; ids of `eagle_config` are indices into the
+hidden states, as our taps are. EAGLE-1: the layer that joins feature and embedding has no bias,
+and one that is stored would be skipped without a word. Medusa: `blocks.H.layers.L.*` and
+`lm_heads.H.weight`; `original_lm_head` shares one head, `token_map` reduces the vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+from torch import Tensor
+
+from slipstream.errors import CheckpointError
+from slipstream.formats import folder
+from slipstream.formats.checkpoint import (
+    Eagle3Checkpoint,
+    EagleCheckpoint,
+    Files,
+    MedusaCheckpoint,
+    TargetFacts,
+    is_copy,
+)
+from slipstream.formats.dialect import Dialect
+from slipstream.formats.dialects import eagle3_layer, eagle_layer
+from slipstream.models.medusa import Medusa, MedusaConfig
+from slipstream.models.vocabulary import DraftVocabulary
+
+ARCHITECTURE = "Eagle3LlamaForCausalLM"
+IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def claim_eagle3(files: Files) -> str | None:
+    """By its class name and the layer's."""
+    names = {name.removeprefix("model.") for name in files.tensors}
+    if ARCHITECTURE in (files.config.get("architectures") or ()) and any(
+        name.startswith("layers.0.") for name in names
+    ):
+        return f"architecture {ARCHITECTURE} and tensors layers.0.*"
+    return None
+
+
+def load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
+    """Ids are taps; see `eagle3_layer.load`."""
+    taps = (files.config.get("eagle_config") or {}).get(IDS)
+    return eagle3_layer.load(files, target, taps=taps)
+
+
+def dump_eagle3(checkpoint: Eagle3Checkpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
+    """Files with ids for vLLM.
+
+    Raises:
+        CheckpointError: vLLM's layer has no place for something.
+    """
+    lacks = {"fusion_bias": "bias in the layer that fuses the taps"}
+    eagle3_layer.refuse_what_it_lacks(checkpoint, "vllm", **lacks)
+    network = checkpoint.model.config
+    config = {
+        **eagle3_layer.config_of(checkpoint, dtype),
+        "eagle_config": {IDS: list(network.taps), "use_aux_hidden_state": True},
+    }
+    if network.output_bias and not network.attention_bias:
+        raise CheckpointError("vllm has a bias behind attention only with biases before it")
+    tensors = eagle3_layer.tensors_of(checkpoint, dtype, layer="layers.0.")
+    return Files({"architectures": [ARCHITECTURE], **config}, tensors)
+
+
+def claim_eagle(files: Files) -> str | None:
+    """By its class name."""
+    names = set(files.config.get("architectures") or ())
+    if "EagleLlamaForCausalLM" in names and eagle_layer.is_eagle(files.tensors):
+        return "architecture EagleLlamaForCausalLM"
+    return None
+
+
+def load_eagle(files: Files, target: TargetFacts | None) -> EagleCheckpoint:
+    """See `eagle_layer.load`."""
+    return eagle_layer.load(files, target)
+
+
+def dump_eagle(checkpoint: EagleCheckpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
+    """Files for vLLM's EAGLE-1.
+
+    Raises:
+        CheckpointError: the joining layer has a bias.
+    """
+    if checkpoint.model.config.bias:
+        raise CheckpointError(
+            "vllm's EAGLE-1 has no bias in the layer that joins feature and embedding, and skips "
+            "one that is stored; this drafter was trained with it",
+            "choose --to specforge or eagle, or train an EAGLE-3 drafter",
+        )
+    config = {
+        "architectures": ["EagleLlamaForCausalLM"],
+        **eagle_layer.config_of(checkpoint, dtype),
+    }
+    return Files(config, eagle_layer.tensors_of(checkpoint, dtype))
+
+
+def claim_medusa(files: Files) -> str | None:
+    """By its model type."""
+    if files.config.get("model_type") == "medusa" and "blocks.0.layers.0.weight" in files.tensors:
+        return "model_type medusa and tensors blocks.*"
+    return None
+
+
+def load_medusa(files: Files, target: TargetFacts | None) -> MedusaCheckpoint:
+    """Heads, each with its projection, or all with one that may be the target's.
+
+    Raises:
+        CheckpointError: unknown or missing tensors, or a head shared that is not the target's.
+    """
+    tensors, place = dict(files.tensors), files.place
+    blocks = [m for n in tensors if (m := re.fullmatch(r"blocks\.(\d+)\.layers\.(\d+)\.weight", n))]
+    if not blocks:
+        raise CheckpointError(f"{place} has no tensors blocks.0.layers.0.weight")
+    num_heads = 1 + max(int(found[1]) for found in blocks)
+    num_blocks = 1 + max(int(found[2]) for found in blocks)
+    shared = bool(files.config.get("original_lm_head"))
+    ids, first = tensors.pop("token_map", None), tensors.get("lm_heads.0.weight")
+    if first is None or "vocab_size" not in files.config:
+        raise CheckpointError(f"{place} lacks lm_heads.0.weight, or config.json lacks vocab_size")
+    vocab_size = files.config["vocab_size"]
+    vocabulary = DraftVocabulary.full(vocab_size)
+    if ids is not None:
+        vocabulary = DraftVocabulary(ids.to(torch.int64), vocab_size)
+    if shared:
+        _check_shared(first, vocabulary, target, place)
+        del tensors["lm_heads.0.weight"]
+    found = {_ours(name, num_blocks): tensor for name, tensor in tensors.items()}
+    config = MedusaConfig(
+        hidden_size=first.shape[1],
+        num_heads=num_heads,
+        num_blocks=num_blocks,
+        vocab_size=vocab_size,
+        draft_vocab_size=len(vocabulary),
+        borrows_head=shared,
+    )
+    model = Medusa(config)
+    if not files.config.get("medusa_fc_bias"):  # absent biases are zero
+        for name, value in model.state_dict().items():
+            if name.endswith("linear.bias"):
+                found.setdefault(name, torch.zeros_like(value))
+    folder.fill(model, found, place)
+    return MedusaCheckpoint(model.eval(), vocabulary)
+
+
+def dump_medusa(checkpoint: MedusaCheckpoint, target: TargetFacts, dtype: torch.dtype) -> Files:
+    """Files for vLLM's MedusaModel; a borrowed head is stored once.
+
+    Raises:
+        CheckpointError: the target's head is borrowed and not at hand.
+    """
+    network = checkpoint.model.config
+    tensors = {
+        _theirs(name, network.num_blocks): tensor
+        for name, tensor in folder.to_tensors(checkpoint.model, None, dtype).items()
+    }
+    vocabulary = checkpoint.vocabulary
+    if network.borrows_head:
+        if target.head is None:
+            raise CheckpointError("vllm stores the target's head, which was not given")
+        vocabulary = vocabulary or DraftVocabulary.full(target.head.shape[0])
+        rows = target.head[vocabulary.target_ids.to(target.head.device)]
+        tensors["lm_heads.0.weight"] = rows.to("cpu", dtype).contiguous()
+    if not vocabulary.is_full:
+        tensors["token_map"] = vocabulary.target_ids
+    config = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": network.hidden_size,
+        "num_heads": network.num_heads,
+        "num_hidden_layers": network.num_blocks,
+        "vocab_size": vocabulary.target_size,
+        "truncated_vocab_size": len(vocabulary),
+        "medusa_fc_bias": True,
+        "original_lm_head": network.borrows_head,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+    }
+    return Files(config, tensors)
+
+
+def _check_shared(
+    head: Tensor, vocabulary: DraftVocabulary, target: TargetFacts | None, place: str
+) -> None:
+    """Raises CheckpointError when the one head of all is not the target's."""
+    if target is None or target.head is None:
+        return
+    wanted = target.head
+    if head.shape[0] != wanted.shape[0]:
+        wanted = wanted[vocabulary.target_ids.to(wanted.device)]
+    if head.shape != wanted.shape or not is_copy(head, wanted):
+        raise CheckpointError(
+            f"{place}: lm_heads.0.weight, which all heads share, is not the target's head",
+            "give --model the target that the heads were trained for",
+        )
+
+
+def _ours(name: str, num_blocks: int) -> str:
+    """`blocks.H.layers.L.weight` and `lm_heads.H.weight` to our names."""
+    name = re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"heads.\1.\2.linear.", name)
+    return re.sub(r"^lm_heads\.(\d+)\.", rf"heads.\1.{num_blocks}.", name)
+
+
+def _theirs(name: str, num_blocks: int) -> str:
+    """The way back."""
+    name = re.sub(r"^heads\.(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name)
+    return re.sub(rf"^heads\.(\d+)\.{num_blocks}\.", r"lm_heads.\1.", name)
+
+
+EAGLE3 = Dialect("vllm", "eagle3", "vLLM", claim_eagle3, load_eagle3, dump_eagle3)
+EAGLE = Dialect("vllm", "eagle", "vLLM", claim_eagle, load_eagle, dump_eagle)
+MEDUSA = Dialect("vllm", "medusa", "vLLM", claim_medusa, load_medusa, dump_medusa)
