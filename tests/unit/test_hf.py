@@ -322,6 +322,38 @@ def test_config_and_weights_that_disagree(folder: Path, changes: dict, reason: s
         load_target(str(folder))
 
 
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
+def test_quantised_models_are_refused_by_name(folder: Path, method: str) -> None:
+    path = folder / "config.json"
+    quantised = {"quant_method": method, "bits": 4, "load_in_4bit": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantised}))
+    with pytest.raises(UnsupportedTargetError, match=f"quantised with {method}") as caught:
+        load_target(str(folder), device="cpu")
+    assert "int4" in caught.value.hint
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_quantised_weights_by_dtype(folder: Path, tmp_path: Path, dtype: str) -> None:
+    wide = tmp_path / "wide"
+    tiny_model(vocab_size=272, hidden_size=96).save_pretrained(wide)
+    for file in folder.iterdir():
+        if file.name.startswith("tokenizer"):
+            (wide / file.name).write_bytes(file.read_bytes())
+    target = load_target(str(wide), dtype=dtype, device="cpu")
+    assert target.spec.dtype == torch.bfloat16 and target.spec.decoder != "stock"
+    assert target.spec.weights == f"{dtype}, rounded when loaded"
+
+
+def test_the_fastest_decoder_is_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_target(str(folder), dtype="float32", device="cpu").spec.decoder == "fused"
+    assert load_target(str(folder), dtype="float32", decoder="stock").spec.decoder == "stock"
+    with pytest.raises(UnknownNameError, match="no decoder 'fussed'"):
+        load_target(str(folder), decoder="fussed")
+    monkeypatch.setattr("slipstream.target.fused._turn", lambda x, cos, sin: x)
+    with pytest.warns(UserWarning, match="the stock decoder runs"):
+        assert load_target(str(folder), dtype="float32", device="cpu").spec.decoder == "stock"
+
+
 def test_names_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="Did you mean: smollm2-135m"):
         load_target("smollm2-135")

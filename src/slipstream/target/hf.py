@@ -40,7 +40,7 @@ from slipstream.target.probe import check_same, probe, sample
 from slipstream.target.products import PackedProduct, PlainProduct
 from slipstream.target.source import check_complete, gguf_of, resolve, unreadable
 from slipstream.target.storage import BITS, Storage
-from slipstream.target.support import check_supported, layer_kinds, text_config
+from slipstream.target.support import check_quantised, check_supported, layer_kinds, text_config
 from slipstream.target.tiles import Quantised, TileProduct
 from slipstream.target.tokens import TargetTokenizer
 from slipstream.trees.mask import Layout
@@ -395,6 +395,7 @@ def _read(
     try:
         config = AutoConfig.from_pretrained(source)
         check_supported(config)
+        check_quantised(config, device.type)
         model, report = AutoModelForCausalLM.from_pretrained(
             source, config=config, dtype=dtype, output_loading_info=True
         )

@@ -86,6 +86,30 @@ def check_supported(config: Any) -> None:
     layer_kinds(config)
 
 
+def check_quantised(config: Any, device_type: str) -> None:
+    """Refuse a model stored in a quantised format whose products this device has not.
+
+    On a GPU such models run with the stock decoder, through transformers and the format's own
+    package.
+
+    Args:
+        config: a transformers configuration.
+        device_type: cpu or cuda.
+
+    Raises:
+        UnsupportedTargetError: the model is quantised and the device is the CPU.
+    """
+    found = getattr(config, "quantization_config", None)
+    if found is None or device_type != "cpu":
+        return
+    read = found.get if isinstance(found, dict) else lambda key: getattr(found, key, None)
+    method = getattr(read("quant_method"), "value", read("quant_method")) or "an unnamed method"
+    raise UnsupportedTargetError(
+        f"{_name(config)} is quantised with {method}, whose products run on GPUs",
+        hint="give the unquantised model, or its GGUF file, with --dtype int8 or int4",
+    )
+
+
 def _check_kind(config: Any, layer: int, kind: str) -> None:
     """Refuse a layer that is neither full nor sliding-window attention."""
     if kind in KINDS:
