@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "generate": "Decode prompts; streams text for people, --json for programs.",
     "verify": "Is this setup lossless on this machine? Token by token.",
     "bench": "Methods x prompts under one ruler: accepted length, speed, identity.",
+    "tune": "Which method, tree and budget is fastest here, and why not faster?",
     "report": "Results and traces as one HTML page that opens offline.",
     "train": "Train a drafter for a target.",
     "data": "Regenerate answers, extract features, inspect what a mask covers.",

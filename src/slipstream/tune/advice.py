@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from slipstream.trees import sequoia
-from slipstream.tune.optimum import PLAIN, Plain, Prediction
+from slipstream.tune.optimum import PLAIN, WORTH, Plain, Prediction
 
 MOST = 0.9  # share of the best gain from which lookup "already gives most of it"
 ANSWER_TOKENS = 1_200_000
@@ -25,6 +26,7 @@ def explain(
     by_method: Mapping[str, Prediction],
     plain: Plain,
     *,
+    judged: Mapping[str, Mapping[str, Any]] | None = None,
     num_loops: int = 0,
 ) -> list[str]:
     """Sentences for people, the verdict first.
@@ -33,9 +35,10 @@ def explain(
         chosen: what is recommended.
         by_method: the best setting of every method.
         plain: plain decoding's costs.
+        judged: setting's name to what it did on other prompts.
         num_loops: recorded answers left out because they end in a repetition loop.
     """
-    said = [_verdict(chosen, by_method)]
+    said = [_verdict(chosen, by_method, judged or {})]
     fastest = max(by_method.values(), key=lambda one: one.speedup)
     if fastest.setting != PLAIN:
         said += _limits(fastest)
@@ -48,7 +51,11 @@ def explain(
     return said
 
 
-def _verdict(chosen: Prediction, by_method: Mapping[str, Prediction]) -> str:
+def _verdict(
+    chosen: Prediction,
+    by_method: Mapping[str, Prediction],
+    judged: Mapping[str, Mapping[str, Any]],
+) -> str:
     if chosen.setting != PLAIN:
         return (
             f"Use {chosen.setting.name}: {chosen.tau:.2f} tokens a pass should make decoding "
@@ -58,6 +65,13 @@ def _verdict(chosen: Prediction, by_method: Mapping[str, Prediction]) -> str:
     if not others:
         return "Do not speculate here: nothing could be measured that drafts."
     near = max(others, key=lambda one: one.speedup)
+    measured = judged.get(near.setting.name, {}).get("measured_speedup")
+    if near.speedup >= WORTH and measured is not None:
+        return (
+            f"Do not speculate here: what looked best, {near.setting.name} (predicted "
+            f"{near.speedup:.2f} times as fast as plain decoding), gave {measured:.2f} on the "
+            "prompts that were kept aside."
+        )
     return (
         f"Do not speculate here: the best setting, {near.setting.name}, would decode "
         f"{near.speedup:.2f} times as fast as plain decoding ({near.tau:.2f} tokens a pass), which "

@@ -1,0 +1,166 @@
+"""Tuning on tiny targets: predictions from recordings, the choice, the words, the honest no."""
+
+from __future__ import annotations
+
+import pytest
+
+from fakes import TableTarget, random_eagle3, tiny_target
+from slipstream import methods
+from slipstream.bench.tasks import BenchPrompt
+from slipstream.drafters.lookahead import LookaheadDrafter
+from slipstream.drafters.ngram import NgramDrafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.engine.engine import Engine
+from slipstream.errors import SettingError
+from slipstream.target.passes import CostCurve
+from slipstream.tune import advice, cost, optimum, tuner
+from slipstream.tune.acceptance import Position
+from slipstream.tune.cost import DraftCost
+from slipstream.tune.optimum import PLAIN, Drafting, Plain, Setting
+from slipstream.types import DraftTree, Verdict
+from slipstream.verify.walk import walk
+
+PROMPTS = [BenchPrompt("t", str(i), (3 + i, 1, 4, 1, 5 + i)) for i in range(4)]
+ARGUMENTS = {"max_new_tokens": 24, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+FLAT = Plain(lambda n: 1.0 + 0.001 * n, other_seconds=0.1)
+STEEP = Plain(lambda n: float(n), other_seconds=0.1)
+
+
+def loader(target):
+    def load(name, **options):
+        shape = {key: options[key] for key in ("tree", "budget", "depth", "topk") if key in options}
+        if name == "none":
+            drafter = NoDrafter()
+        elif name == "ngram":
+            drafter = NgramDrafter(budget=shape.get("depth", 8), depth=shape.get("depth", 8))
+        elif name == "lookahead":
+            drafter = LookaheadDrafter()
+        else:
+            drafter = random_eagle3(target, **{"budget": shape.get("depth", 8), **shape})
+        return Engine(target, drafter, walk)
+
+    return load
+
+
+def drafting(num_right: int, *, draft_seconds: float = 0.1, length: int = 12, method="eagle3"):
+    """Chains of 8 whose first `num_right` nodes are always right."""
+    tree = DraftTree.chain(range(9))
+    verdict = Verdict(tuple(range(num_right + 1)), next_token=99)
+    answer = [Position(tree, verdict)] * length
+    cost = DraftCost((1, 8), (draft_seconds, 8 * draft_seconds))
+    return Drafting(method, "chain", 1, 8, 8, [answer], cost, 0.1)
+
+
+def test_a_prediction_is_tokens_over_the_seconds_of_a_step():
+    setting = Setting("eagle3", "chain", 3, 3, 1)
+    found = optimum.predict(setting, drafting(2), FLAT)
+    assert found.tau == 3.0 and found.num_nodes == 3.0
+    step = 0.3 + (1.0 + 0.001 * 4) + 0.1
+    assert found.step_seconds == pytest.approx(step)
+    assert found.speedup == pytest.approx(3.0 * 1.101 / step)
+    assert found.if_free("draft") == pytest.approx(3.0 * 1.101 / (step - 0.3))
+
+
+def test_flat_passes_pay_for_drafts_and_steep_ones_do_not():
+    assert optimum.best(optimum.predict_all([drafting(3)], FLAT)).setting.depth == 3
+    assert optimum.best(optimum.predict_all([drafting(3)], STEEP)).setting == PLAIN
+    assert optimum.best(optimum.predict_all([drafting(0)], FLAT)).setting == PLAIN
+
+
+def test_lookup_is_united_with_every_other_method():
+    found = optimum.predict_all([drafting(1), drafting(4, method="ngram")], FLAT)
+    names = optimum.best_by_method(found)
+    assert set(names) == {"none", "ngram", "eagle3", "eagle3+lookup"}
+    assert names["eagle3+lookup"].tau == names["ngram"].tau == 6.0 or names["ngram"].tau >= 4.0
+
+
+def test_longer_chains_for_fewer_rows():
+    curve = CostCurve((1, 8, 64), (1.0, 1.1, 8.0), context=1)
+    made = drafting(4, length=60)
+    lengths = optimum.lengths_by_rows(made, Plain(curve, 0.0), (1, 4, 64))
+    depths = [lengths[rows][0] for rows in (1, 4, 64)]
+    assert depths[0] == 4 and depths[0] >= depths[1] >= depths[2] == 0
+
+
+def test_tuning_finds_that_lookup_pays_where_text_repeats():
+    target = TableTarget(vocab_size=17, order=1)  # a walk over 17 tokens soon repeats
+    prompts = [BenchPrompt("t", str(i), (i, 2)) for i in range(4)]
+    found = tuner.tune(loader(target), ["ngram"], prompts, ARGUMENTS, repeats=1)
+    assert found.draftings[0].method == "ngram"
+    value = found.to_dict()
+    assert {"cost_curve", "draft_cost", "acceptance", "best", "advice"} <= set(value)
+    judged = {row["name"]: row for row in value["judged"]}
+    row = next(iter(judged.values()))
+    assert row["measured_tau"] == pytest.approx(row["predicted_tau"], rel=0.3)
+
+
+def test_a_random_model_gets_the_advice_not_to_speculate(monkeypatch):
+    monkeypatch.setattr(tuner, "MEASURED_DEPTHS", (1, 2))
+    monkeypatch.setattr(cost, "NUM_ROUNDS", 1)
+    target = tiny_target()
+    arguments = ARGUMENTS | {"max_new_tokens": 12}
+    found = tuner.tune(loader(target), ["ngram", "eagle3"], PROMPTS[:2], arguments, repeats=1)
+    assert found.best.setting == PLAIN
+    assert "Do not speculate here" in found.advice[0]
+    assert found.to_dict()["best"]["method"] == "none"
+    assert found.to_dict()["measured_speedup"] == 1.0
+    assert {each.method for each in found.draftings} == {"ngram", "eagle3"}
+    assert found.acceptance["eagle3"]["calibration"]["1"]["ece"] > 0
+
+
+def test_a_prediction_that_does_not_hold_elsewhere_is_not_followed():
+    one = optimum.predict(Setting("eagle3", "chain", 3, 3, 1), drafting(2), FLAT)
+    as_predicted = {"measured_tau": one.tau, "measured_speedup": one.speedup}
+    assert tuner._holds(one, as_predicted)
+    assert not tuner._holds(one, as_predicted | {"measured_speedup": 0.9})
+    assert not tuner._holds(one, as_predicted | {"measured_tau": 1.0})  # only the clock was lucky
+    judged = {one.setting.name: as_predicted | {"measured_speedup": 0.9}}
+    by_method = optimum.best_by_method([one])
+    said = advice.explain(FLAT.prediction(), by_method, FLAT, judged=judged)
+    assert "Do not speculate here" in said[0] and "0.90" in said[0]
+
+
+def test_answers_that_loop_do_not_count():
+    constant = TableTarget(vocab_size=5, order=1, edit=lambda c, logits: logits.roll(0) * 0 + 1)
+    arguments = ARGUMENTS | {"max_new_tokens": 60}
+    prompts = [BenchPrompt("t", str(i), (i, 2)) for i in range(2)]
+    found = tuner.tune(loader(constant), ["ngram"], prompts, arguments, repeats=1)
+    assert found.best.setting == PLAIN and found.draftings == []
+    assert any("repetition loop" in sentence for sentence in found.advice)
+
+
+def test_a_method_that_learns_is_left_out_with_its_reason():
+    found = tuner.tune(loader(TableTarget()), ["lookahead"], PROMPTS, ARGUMENTS, repeats=1)
+    assert "depend on what was verified" in found.left_out["lookahead"]
+
+
+def test_one_prompt_cannot_tune_and_judge():
+    with pytest.raises(SettingError, match="prompts"):
+        tuner.tune(loader(TableTarget()), ["ngram"], PROMPTS[:1], ARGUMENTS)
+
+
+def test_the_largest_tree_holds_every_cut():
+    record = methods.get("eagle3")
+    options = tuner._largest(record, "dynamic", depth=3)
+    assert options["budget"] == 4 + 2 * 16  # 4 children of the root, then 4 of each of 4
+
+
+@pytest.mark.parametrize(
+    ("made", "plain", "expected"),
+    [
+        (drafting(1, draft_seconds=0.4), FLAT, "drafting"),
+        (drafting(5, draft_seconds=0.0), Plain(lambda n: 1 + 0.3 * n, 0.0), "verification"),
+    ],
+)
+def test_the_limit_is_named(made, plain, expected):
+    predictions = optimum.predict_all([made], plain)
+    said = advice.explain(optimum.best(predictions), optimum.best_by_method(predictions), plain)
+    assert any(expected in sentence for sentence in said), said
+
+
+def test_lookup_that_gives_most_of_it_is_said_with_what_training_would_cost():
+    predictions = optimum.predict_all([drafting(6, method="ngram", draft_seconds=0.0)], FLAT)
+    said = advice.explain(optimum.best(predictions), optimum.best_by_method(predictions), FLAT)
+    assert any("already gives most of it" in each and "hours" in each for each in said)
+    hours, gain = advice.training(FLAT)
+    assert hours > 0 and gain > 1
