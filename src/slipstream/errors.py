@@ -76,5 +76,9 @@ class VerifierMismatchError(SlipstreamError):
     """A verifier that does not fit how a tree was made."""
 
 
+class BusyError(SlipstreamError):
+    """A server that takes no more requests for now."""
+
+
 class NumericError(SlipstreamError):
     """The target returned NaN where a token had to be chosen."""

@@ -1,8 +1,9 @@
 """Prompts in, answers out: `generate` for many at once, `stream` for one as it grows.
 
-Both run the same rolling batch over `step`. A request's output depends on its prompt, its
-sampling and its seed alone: every prompt of a call gets the call's seed, and the keyed noise
-depends on nothing else, so neither the batch nor the drafter changes what is said.
+Both run the same loop over `step`, and so does `serve`, to which requests come at any time. A
+request's output depends on its prompt, its sampling and its seed alone: every prompt of a call gets
+the call's seed, and the keyed noise depends on nothing else, so neither the batch nor the drafter
+changes what is said.
 """
 
 from __future__ import annotations
@@ -10,38 +11,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 
 import torch
 
 from slipstream.cache import SlotCache
 from slipstream.drafters.protocol import Drafter
+from slipstream.engine.loop import Loop
 from slipstream.engine.meter import Meter
 from slipstream.engine.prompts import Prompt, encode, is_single
-from slipstream.engine.request import Request, Result
-from slipstream.engine.scheduler import Scheduler
-from slipstream.engine.step import prefill, step
-from slipstream.engine.text import TextStream
+from slipstream.engine.request import Piece, Request, Result
+from slipstream.engine.service import Service
+from slipstream.engine.shaping import Penalties, Shaper, shapers
+from slipstream.engine.text import TextStream, Verbatim
 from slipstream.errors import PromptTooLongError, SettingError
 from slipstream.sampling import Sampler
 from slipstream.target.protocol import Target
 from slipstream.types import Sampling
 from slipstream.verify.protocol import Verify
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What a stream gives per step.
-
-    Args:
-        text: text that became certain; pieces join to the answer's text.
-        token_ids: tokens emitted in this step, also those whose text is held back.
-        result: the whole answer, on the last piece only.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    result: Result | None = None
 
 
 class Engine:
@@ -178,6 +164,11 @@ class Engine:
         stop: str | int | Sequence[str | int] = (),
         raw: bool = False,
         trace: bool = False,
+        budget: int | None = None,
+        penalties: Penalties | None = None,
+        grammar: Shaper | None = None,
+        num_top: int | None = None,
+        skip_special: bool = True,
     ) -> Request:
         """Check a prompt and its settings; nothing runs yet.
 
@@ -192,6 +183,11 @@ class Engine:
             stop: strings or token ids that end the answer, besides the target's own.
             raw: a str prompt is plain text, not a user turn.
             trace: keep every step, with the target's opinion of each node.
+            budget: drafted nodes a step may have, at most the engine's; 0 decodes plainly.
+            penalties: changes of the logits by what came before; see `shaping`.
+            grammar: a shaper of this request alone that forbids tokens.
+            num_top: keep each token's log-probability and those of so many likeliest.
+            skip_special: leave special tokens out of the text.
 
         Raises:
             PromptTooLongError: the prompt leaves no room for an answer.
@@ -200,6 +196,12 @@ class Engine:
         spec = self.target.spec
         if max_new_tokens < 1:
             raise SettingError("max-new-tokens", max_new_tokens, "1 or more")
+        if budget is not None and budget < 0:
+            raise SettingError("budget", budget, "0 or more", "0 decodes plainly")
+        penalties = penalties or Penalties()
+        foreign = [token for token in penalties.bias if token >= spec.vocab_size]
+        if foreign:
+            raise SettingError("biased token", foreign[0], f"0..{spec.vocab_size - 1}")
         sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
         tokens = encode(prompt, self.tokenizer, spec.vocab_size, raw=raw)
         room = self.max_length - len(tokens)
@@ -222,17 +224,76 @@ class Engine:
             sampler=Sampler(sampling, spec.vocab_size),
             limit=limit,
             stop_ids=frozenset(spec.eos_ids) | {one for one in stops if isinstance(one, int)},
-            text=None if self.tokenizer is None else TextStream(self.tokenizer, strings),
+            text=self._text(strings, skip_special=skip_special),
             checks_text=bool(strings),
             trace=trace,
-            widest=self._max_nodes,
+            widest=self._max_nodes if budget is None else min(budget, self._max_nodes),
+            shapers=shapers(penalties, len(tokens), temperature, grammar),
+            num_top=num_top,
+        )
+
+    def serve(
+        self,
+        *,
+        num_rows: int = 8,
+        max_waiting: int = 64,
+        prefill_tokens: int | None = None,
+        pass_tokens: int | None = None,
+    ) -> Service:
+        """Start answering requests that come at any time, in a thread; close it when done.
+
+        Args:
+            num_rows: requests that decode together; each has room for the whole context.
+            max_waiting: requests that may wait for a row.
+            prefill_tokens: prompt tokens between two steps of the running rows; None takes one
+                chunk.
+            pass_tokens: tokens of one decoding pass, shared by the rows; None gives a single
+                row its widest tree.
+
+        Raises:
+            SettingError: a number is outside its range.
+        """
+        for name, value, least in (
+            ("num-rows", num_rows, 1),
+            ("max-waiting", max_waiting, 0),
+            ("prefill-tokens", prefill_tokens, 1),
+            ("pass-tokens", pass_tokens, 1),
+        ):
+            if value is not None and value < least:
+                raise SettingError(name, value, f"{least} or more")
+        num_slots = self.max_length + self._max_nodes
+        loop = self._loop(
+            self.target.new_cache(num_rows, num_slots),
+            num_rows,
+            num_slots,
+            prefill_tokens=prefill_tokens or self._chunk,
+            pass_tokens=pass_tokens or self._max_nodes + 1,
+        )
+        return Service(loop, max_requests=num_rows + max_waiting)
+
+    def _text(self, stop_strings: Sequence[str], *, skip_special: bool) -> TextStream | None:
+        if self.tokenizer is None:
+            return None
+        decoder = self.tokenizer if skip_special else Verbatim(self.tokenizer)
+        return TextStream(decoder, stop_strings)
+
+    def _loop(self, cache: SlotCache, num_rows: int, num_slots: int, **limits: int) -> Loop:
+        return Loop(
+            self.target,
+            self.drafter,
+            self._verify,
+            cache,
+            self._meter,
+            num_rows=num_rows,
+            num_slots=num_slots,
+            chunk=self._chunk,
+            **limits,
         )
 
     def _pieces(self, request: Request) -> Iterator[Piece]:
         with closing(self._run([request], 1)) as rows:
             for row in rows:
-                text, token_ids = row.take()
-                yield Piece(text, token_ids, row.result() if row.is_finished else None)
+                yield row.take()
 
     def _run(self, requests: Sequence[Request], num_rows: int) -> Iterator[Request]:
         """Yield each row after its prefill and after each of its steps, until all are finished."""
@@ -241,29 +302,13 @@ class Engine:
         num_rows = min(num_rows, len(requests))
         num_slots = self._max_nodes + max(len(r.tokens) + r.limit for r in requests)
         cache, num_slots = self._take_cache(num_rows, num_slots)
-        scheduler = Scheduler(cache, num_rows, requests)
+        loop = self._loop(cache, num_rows, num_slots)
+        for request in requests:
+            loop.submit(request)
         try:
-            while scheduler.has_work:
-                while (row := scheduler.admit()) is not None:
-                    row.capacity = num_slots
-                    prefill(row, self.target, cache, self.drafter, self._meter, self._chunk)
-                    if row.is_finished:
-                        scheduler.retire(row)
-                    yield row
-                rows = sorted(
-                    scheduler.running, key=lambda row: row.slot
-                )  # side by side in the cache
-                if rows:
-                    step(rows, self.target, cache, self.drafter, self._verify, self._meter)
-                for row in rows:
-                    if row.is_finished:
-                        scheduler.retire(row)
-                for row in rows:
-                    yield row
+            yield from loop.run()
         finally:
-            for row in list(scheduler.running):
-                self.drafter.close(row)
-                scheduler.retire(row)
+            loop.close()
             self._spare = (cache, num_rows, num_slots)
 
     def _take_cache(self, num_rows: int, num_slots: int) -> tuple[SlotCache, int]:

@@ -80,6 +80,8 @@ class Tally:
         num_emitted: tokens those passes gave; the first token, which prefill gives, is not one.
         reached: reached[i] steps emitted more than i + 1 tokens, so that
             tau == 1 + sum(reach) exactly, also when a stop cuts inside an accepted path.
+        num_nodes: drafted nodes those passes verified.
+        num_draft_steps: passes that verified any.
     """
 
     num_passes: int = 0
@@ -88,11 +90,15 @@ class Tally:
     draft_seconds: float = 0.0
     target_seconds: float = 0.0
     other_seconds: float = 0.0
+    num_nodes: int = 0
+    num_draft_steps: int = 0
 
     def add(self, step: Step) -> None:
         """Count one step."""
         self.num_passes += 1
         self.num_emitted += len(step.emitted)
+        self.num_nodes += step.tree.budget
+        self.num_draft_steps += step.tree.budget > 0
         self.reached += [0] * (step.tree.num_drafted - len(self.reached))
         for depth in range(len(step.emitted) - 1):
             self.reached[depth] += 1

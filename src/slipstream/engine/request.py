@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from slipstream.engine.meter import Tally
+from slipstream.engine.shaping import Shaper
 from slipstream.engine.text import TextStream
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import Sampler
-from slipstream.types import Step
+from slipstream.types import DraftTree, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Result:
         prompt_ids: the prompt as the target saw it, chat template included.
         token_ids: emitted tokens; the end-of-answer token, if one ended it, is the last.
         text: their text without end-of-answer token, cut before the first stop string.
-        finish_reason: "stop", "length" or "error".
+        finish_reason: "stop", "length", "abort" or "error".
         num_target_passes: after prefill.
         tau: mean accepted length, bonus included, tokens/pass; 1 when no pass was needed.
         seconds: prefill and this row's share of every step.
@@ -35,7 +38,10 @@ class Result:
         other_seconds: everything else in the steps, this row's share.
         reach: reach[i] = share of steps that accepted depth i + 1; tau == 1 + sum(reach).
         alpha: alpha[i] = share of depth i + 1 accepted among steps that accepted depth i.
+        num_draft_nodes: drafted nodes that were verified.
+        num_draft_steps: steps that verified any.
         steps: every step, when a trace was asked for.
+        scores: the target's opinion of each emitted token, when asked for.
         error: what went wrong when finish_reason is "error".
     """
 
@@ -53,7 +59,10 @@ class Result:
     other_seconds: float
     reach: tuple[float, ...] = ()
     alpha: tuple[float, ...] = ()
+    num_draft_nodes: int = 0
+    num_draft_steps: int = 0
     steps: tuple[Step, ...] = ()
+    scores: tuple[TokenScore, ...] = ()
     error: str | None = None
 
     @property
@@ -72,6 +81,38 @@ class Result:
         return self.draft_seconds + self.target_seconds + self.other_seconds
 
 
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """What the target thought of an emitted token: its own numbers, before any warp or shaper.
+
+    Args:
+        log_prob: nats.
+        top: the likeliest tokens there and their log-probabilities, the best first.
+    """
+
+    log_prob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a stream gives per step.
+
+    Args:
+        text: text that became certain; pieces join to the answer's text.
+        token_ids: tokens emitted in this step, also those whose text is held back.
+        result: the whole answer, on the last piece only.
+        drafted: for each of the tokens, whether it was drafted (and accepted).
+        scores: for each of the tokens, when asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    result: Result | None = None
+    drafted: tuple[bool, ...] = ()
+    scores: tuple[TokenScore, ...] = ()
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A row of the loop. Drafters see it as a `drafters.protocol.Row`.
@@ -87,7 +128,13 @@ class Request:
         checks_text: stop strings were given, so every token is decoded on its own.
         trace: keep every step.
         capacity: slots of its cache row.
-        widest: drafted nodes a tree may have.
+        widest: drafted nodes a tree may have; 0 decodes plainly.
+        share: drafted nodes it may have in this pass; the loop sets it by load.
+        shapers: change its logits, in this order.
+        num_top: keep a `TokenScore` of every token, with this many likeliest; None keeps none.
+        features: of the prompt's chunks so far, [S, K*D] each, until the drafter gets them.
+        drafted: for each emitted token, whether it was drafted (and accepted).
+        scores: for each emitted token, when asked for.
     """
 
     key: int
@@ -101,22 +148,33 @@ class Request:
     trace: bool = False
     capacity: int = 0
     widest: int = 0
+    share: int | None = None
+    shapers: tuple[Shaper, ...] = ()
+    num_top: int | None = None
     slot: int = -1
     finish_reason: str | None = None
     error: str | None = None
     prefill_seconds: float = 0.0
     tally: Tally = field(default_factory=Tally)
     steps: list[Step] = field(default_factory=list)
+    features: list[Tensor] = field(default_factory=list)
+    drafted: list[bool] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)
     num_prompt: int = field(init=False)
-    _num_taken: int = field(init=False)
+    _num_taken: int = 0
 
     def __post_init__(self) -> None:
-        self.num_prompt = self._num_taken = len(self.tokens)
+        self.num_prompt = len(self.tokens)
 
     @property
     def is_finished(self) -> bool:
         """True once a stopping rule, the limit or an error ended it."""
         return self.finish_reason is not None
+
+    @property
+    def is_prefilled(self) -> bool:
+        """True once the first token is there."""
+        return len(self.tokens) > self.num_prompt
 
     @property
     def emitted(self) -> list[int]:
@@ -126,18 +184,28 @@ class Request:
     @property
     def max_depth(self) -> int:
         """Deepest node worth drafting: the last token it may emit is the target's own."""
+        if self.max_nodes == 0:
+            return 0
         return max(0, self.limit - (len(self.tokens) - self.num_prompt) - 1)
 
     @property
     def max_nodes(self) -> int:
         """Drafted nodes that fit its cache row now; len(tokens) slots hold history and root."""
-        return max(0, min(self.widest, self.capacity - len(self.tokens)))
+        widest = self.widest if self.share is None else min(self.widest, self.share)
+        return max(0, min(widest, self.capacity - len(self.tokens)))
 
-    def accept(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def shape(self, logits: Tensor, tree: DraftTree) -> Tensor:
+        """The logits [N, V] after the request's shapers."""
+        for shaper in self.shapers:
+            logits = shaper(logits, tree, self.tokens)
+        return logits
+
+    def accept(self, tokens: Sequence[int], num_drafted: int = 0) -> tuple[int, ...]:
         """Append tokens until one of them ends the answer.
 
         Args:
             tokens: of an accepted path and the target's own, or the first token alone.
+            num_drafted: how many of them, from the first, were drafted.
 
         Returns:
             The tokens that reached the output, at least one.
@@ -152,8 +220,33 @@ class Request:
                 self.finish_reason = "length"
             if self.is_finished:
                 break
+        self.drafted += [place < num_drafted for place in range(len(taken))]
         self._write(taken)
         return tuple(taken)
+
+    def score(self, logits: Tensor, path: Sequence[int]) -> None:
+        """Keep what the target thought of the tokens just accepted, if that was asked for.
+
+        Args:
+            logits: [N, V], the target's own.
+            path: the node before each of the tokens; nodes after a stop are not looked at.
+        """
+        if self.num_top is None:
+            return
+        tokens = self.emitted[len(self.scores) :]
+        log_probs = logits[[*path[: len(tokens)]]].float().log_softmax(-1)  # [M, V]
+        top = log_probs.topk(min(self.num_top, log_probs.shape[-1]), dim=-1)
+        for token, own, ids, values in zip(
+            tokens, log_probs, top.indices.tolist(), top.values.tolist(), strict=True
+        ):
+            pairs = tuple(zip(ids, values, strict=True))
+            self.scores.append(TokenScore(float(own[token]), pairs))
+
+    def abort(self) -> None:
+        """End it because nobody wants it any more; the tokens so far stay."""
+        self.finish_reason = "abort"
+        if self.text is not None:
+            self.text.finish()
 
     def fail(self, error: SlipstreamError) -> None:
         """End it with an error; the tokens so far stay."""
@@ -167,11 +260,17 @@ class Request:
         if self.trace:
             self.steps.append(step)
 
-    def take(self) -> tuple[str, tuple[int, ...]]:
-        """Text and tokens that are new since the last call."""
-        fresh = tuple(self.tokens[self._num_taken :])
-        self._num_taken = len(self.tokens)
-        return ("" if self.text is None else self.text.take()), fresh
+    def take(self) -> Piece:
+        """What is new since the last call; with the result once it is finished."""
+        new = slice(self._num_taken, len(self.tokens) - self.num_prompt)
+        self._num_taken = new.stop
+        return Piece(
+            text="" if self.text is None else self.text.take(),
+            token_ids=tuple(self.emitted[new]),
+            result=self.result() if self.is_finished else None,
+            drafted=tuple(self.drafted[new]),
+            scores=tuple(self.scores[new]),
+        )
 
     def result(self) -> Result:
         """The answer so far."""
@@ -192,7 +291,10 @@ class Request:
             other_seconds=tally.other_seconds,
             reach=tally.reach,
             alpha=tally.alpha,
+            num_draft_nodes=tally.num_nodes,
+            num_draft_steps=tally.num_draft_steps,
             steps=tuple(self.steps),
+            scores=tuple(self.scores),
             error=self.error,
         )
 

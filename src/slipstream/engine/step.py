@@ -62,13 +62,14 @@ def step(
             if isinstance(score, NumericError):
                 raise score
             logits, features = score
-            verdict = verify(tree, logits, row.sampler, len(row.tokens) - 1)
+            verdict = verify(tree, row.shape(logits, tree), row.sampler, len(row.tokens) - 1)
         except NumericError as error:
             row.fail(error)
             cache.rollback(row.slot)
             drafter.close(row)
             continue
-        emitted = row.accept(_tokens(tree, verdict))
+        emitted = row.accept(_tokens(tree, verdict), verdict.num_accepted)
+        row.score(logits, verdict.path)
         cache.commit(row.slot, verdict.path[: len(emitted)])
         if row.is_finished:
             drafter.close(row)
@@ -95,30 +96,33 @@ def prefill(
     meter: Meter,
     chunk: int,
 ) -> None:
-    """Run the prompt in chunks, emit the first token and open the row in the drafter.
+    """Run the prompt's next chunk; after the last one emit a token and open the row in the drafter.
 
     A chunk is a chain tree that is accepted whole. The features of all chunks are joined, so
     nothing depends on the chunk size.
     """
     begun = meter.now()
-    prompt, parts = list(row.tokens), []
+    start = cache.lengths[row.slot]
+    tree = DraftTree.chain(row.tokens[start : start + chunk])
     try:
-        for start in range(0, len(prompt), chunk):
-            tree = DraftTree.chain(prompt[start : start + chunk])
-            output = target.forward([tree], cache, [row.slot], taps=drafter.taps, last_only=True)
-            cache.commit(row.slot, tuple(range(len(tree))))
-            if output.features is not None:
-                parts.append(output.features[0, : len(tree)])
-        first = row.sampler.choose(output.logits[0], [len(prompt)])
+        output = target.forward([tree], cache, [row.slot], taps=drafter.taps, last_only=True)
+        cache.commit(row.slot, tuple(range(len(tree))))
+        if output.features is not None:
+            row.features.append(output.features[0, : len(tree)])
+        if start + len(tree) == len(row.tokens):
+            logits = output.logits[0]  # [1, V]
+            root = DraftTree.chain(row.tokens[-1:])
+            first = row.sampler.choose(row.shape(logits, root), [len(row.tokens)])
+            row.accept([int(first[0])])
+            row.score(logits, (0,))
     except NumericError as error:
         row.fail(error)
-    else:
-        row.accept([int(first[0])])
     if row.is_finished:
         drafter.close(row)
-    else:
-        drafter.open(row, torch.cat(parts) if parts else None)
-    row.prefill_seconds = meter.now() - begun
+    elif row.is_prefilled:
+        drafter.open(row, torch.cat(row.features) if row.features else None)
+        row.features.clear()
+    row.prefill_seconds += meter.now() - begun
 
 
 def _draft(rows: Sequence[Request], drafter: Drafter, vocab_size: int) -> list[DraftTree]:

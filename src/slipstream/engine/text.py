@@ -8,7 +8,7 @@ Each step decodes a short window, not the whole answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from slipstream.errors import SettingError
 
@@ -22,6 +22,17 @@ class Decoder(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some token ids."""
+
+
+class Verbatim:
+    """Decodes with special tokens left in."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some token ids, special tokens included."""
+        return self._tokenizer.decode(ids, skip_special=False)
 
 
 class Detokenizer:

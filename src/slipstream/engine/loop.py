@@ -1,0 +1,134 @@
+"""The open-ended loop: requests come and go between turns; `step` does the work.
+
+A turn runs a bounded piece of the prompts that wait, so that long prompts do not stall the answers
+under way, and then one step of every row that has its first token. `generate`, `stream` and the
+server all run this loop; they differ in where requests come from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from slipstream.cache import SlotCache
+from slipstream.drafters.protocol import Drafter
+from slipstream.engine.meter import Meter
+from slipstream.engine.request import Request
+from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.step import prefill, step
+from slipstream.target.protocol import Target
+from slipstream.verify.protocol import Verify
+
+
+class Loop:
+    """Continuous batching of speculative rows.
+
+    Args:
+        target: scores trees.
+        drafter: proposes them.
+        verify: judges them.
+        cache: holds the rows.
+        meter: times the turns.
+        num_rows: requests that decode together.
+        num_slots: of each cache row.
+        chunk: prompt tokens per prefill pass.
+        prefill_tokens: prompt tokens per turn, after which the running rows get their step; None
+            finishes every prompt that has a row first.
+        pass_tokens: tokens of one decoding pass, roots included. The rows share them evenly, so
+            speculation shrinks as rows are added, down to none; None leaves trees as they are.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        verify: Verify,
+        cache: SlotCache,
+        meter: Meter,
+        *,
+        num_rows: int,
+        num_slots: int,
+        chunk: int,
+        prefill_tokens: int | None = None,
+        pass_tokens: int | None = None,
+    ) -> None:
+        self._target, self._drafter, self._verify = target, drafter, verify
+        self._cache, self._meter, self._chunk = cache, meter, chunk
+        self._num_rows, self._num_slots = num_rows, num_slots
+        self._prefill_tokens = math.inf if prefill_tokens is None else prefill_tokens
+        self._pass_tokens = pass_tokens
+        self.scheduler = Scheduler(cache, num_rows)
+
+    def submit(self, request: Request) -> None:
+        """Put a request behind those that wait; it is admitted in a later turn."""
+        self.scheduler.submit(request)
+
+    def abort(self, request: Request) -> None:
+        """End a request wherever it is, and free its row and its drafter's state."""
+        if request.is_finished:
+            return
+        self.scheduler.withdraw(request)
+        if request in self.scheduler.running:
+            self._drafter.close(request)
+            self.scheduler.retire(request)
+        request.abort()
+
+    def turn(self) -> Iterator[Request]:
+        """Yield each row when its first token is there and after each of its steps."""
+        yield from self._prefill()
+        running = (row for row in self.scheduler.running if row.is_prefilled)
+        rows = sorted(running, key=lambda row: row.slot)  # side by side in the cache
+        if not rows:
+            return
+        for row in rows:
+            row.share = self._share(len(rows))
+        step(rows, self._target, self._cache, self._drafter, self._verify, self._meter)
+        for row in rows:
+            if row.is_finished:
+                self.scheduler.retire(row)
+        yield from rows
+
+    def run(self) -> Iterator[Request]:
+        """Turns until nobody waits or runs."""
+        while self.scheduler.has_work:
+            yield from self.turn()
+
+    def close(self) -> None:
+        """Abort everything."""
+        for row in [*self.scheduler.running, *self.scheduler.waiting]:
+            self.abort(row)
+
+    def leaks(self) -> str:
+        """What an idle loop still holds, in words; empty when every row and slot is back."""
+        held = [slot for slot, length in enumerate(self._cache.lengths) if length]
+        if self.scheduler.has_work or (self.scheduler.num_free == self._num_rows and not held):
+            return ""
+        return (
+            f"{self.scheduler.num_free} of {self._num_rows} rows are free, slots {held} hold keys"
+        )
+
+    def _prefill(self) -> Iterator[Request]:
+        left = self._prefill_tokens
+        while left > 0 and (row := self._next_prompt()) is not None:
+            left -= min(self._chunk, row.num_prompt - self._cache.lengths[row.slot])
+            prefill(row, self._target, self._cache, self._drafter, self._meter, self._chunk)
+            if row.is_finished:
+                self.scheduler.retire(row)
+            if row.is_finished or row.is_prefilled:
+                yield row
+
+    def _next_prompt(self) -> Request | None:
+        """The oldest row without a first token, else the next that waits."""
+        for row in self.scheduler.running:
+            if not row.is_prefilled:
+                return row
+        row = self.scheduler.admit()
+        if row is not None:
+            row.capacity = self._num_slots
+        return row
+
+    def _share(self, num_rows: int) -> int | None:
+        """Drafted nodes each of so many rows may verify in one pass."""
+        if self._pass_tokens is None:
+            return None
+        return max(0, self._pass_tokens // num_rows - 1)
