@@ -34,10 +34,13 @@ ACCEPTANCE = "benchmarks/results/acceptance.json"
 DRAFT_COST = "benchmarks/results/draft_cost.json"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 PAPERS = {
+    "1706.04599": "Guo et al., On Calibration of Modern Neural Networks",
     "2106.09685": "Hu et al., LoRA",
     "2211.17192": "Leviathan et al., Fast Inference from Transformers via Speculative Decoding",
     "2302.01318": "Chen et al., Accelerating LLM Decoding with Speculative Sampling",
+    "2302.13971": "Touvron et al., LLaMA",
     "2305.09781": "Miao et al., SpecInfer",
+    "2310.08461": "Zhou et al., DistillSpec",
     "2310.15141": "Sun et al., SpecTr",
     "2401.07851": "Xia et al., Spec-Bench",
     "2401.10774": "Cai et al., Medusa",
@@ -164,6 +167,31 @@ def measured() -> str:
     """The committed bench results, each with its conditions."""
     parts = [_result(path, value) for path, value in _benches()]
     return "\n\n".join(parts) or "No result is committed yet; `slipstream bench` makes one."
+
+
+def method_measured(name: str) -> str:
+    """A method's lines of the committed bench results, its settings and unions included."""
+    parts = []
+    for path, value in _benches():
+        rows = [row for row in value["rows"] if re.split(r"[+:]", row["method"])[0] == name]
+        if not rows:
+            continue
+        lines = ["| task | setup | T | tokens/pass | speed-up |", "|---|---|---|---|---|"]
+        for row in rows:
+            tau, speedup = (
+                f"{row[key]:.2f} ({row[f'{key}_ci'][0]:.2f}\u2013{row[f'{key}_ci'][1]:.2f})"
+                for key in ("tau", "speedup")
+            )
+            setup = f"`{row['method']}`"
+            lines.append(
+                f"| {row['task']} | {setup} | {row['temperature']:g} | {tau} | {speedup} |"
+            )
+        where, file = value["environment"], path.relative_to(ROOT).as_posix()
+        machine = f"{where['dtype']}, {where['cpu']}, {where['num_threads']} threads"
+        source = f"[`{file}`](../../{file}): {where['model']}, {machine}."
+        lines += ["", f"{source} 95% intervals over prompts."]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "No committed result holds this method yet."
 
 
 def pictures() -> dict[Path, str]:
@@ -475,6 +503,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "tree-worth": tree_worth,
     "tree-sequoia": tree_sequoia,
     **{f"method-{m.name}": (lambda name=m.name: method_record(name)) for m in methods.all()},
+    **{f"measured-{m.name}": (lambda name=m.name: method_measured(name)) for m in methods.all()},
 }
 
 if __name__ == "__main__":
