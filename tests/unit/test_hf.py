@@ -244,7 +244,7 @@ def test_an_architecture_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch
         num_attention_heads=6, num_key_value_heads=2, final_logit_softcapping=3.0,
     )  # fmt: skip
     model = transformers.Gemma2ForCausalLM(config).eval()
-    monkeypatch.setattr("slipstream.target.hf.logit_rule", lambda _config: LogitRule(2.0))
+    monkeypatch.setattr("slipstream.target.model.logit_rule", lambda _config: LogitRule(2.0))
     with pytest.raises(UnsupportedTargetError, match="differs from its own pass"):
         HFTarget(model)
 
