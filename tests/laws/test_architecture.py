@@ -32,7 +32,7 @@ ALLOWED = {
     | {"drafters.protocol", "verify.protocol", "target.protocol", "cache", "trees"},
     "data": GROUND | {"engine", "target", "models"},
     "train": GROUND | {"models", "data", "formats", "trees", "cache"},
-    "parity": GROUND | {"methods", "assemble", "models", "data", "train"},
+    "parity": GROUND | {"methods", "assemble", "models", "data", "train", "formats"},
     "bench": GROUND
     | {"methods", "engine", "data", "target", "trees", "verify", "drafters", "models", "formats"}
     | {"assemble"},

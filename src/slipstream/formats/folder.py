@@ -10,7 +10,8 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -199,30 +200,54 @@ def write(
     Raises:
         OutputError: the folder exists and `overwrite` is off, or cannot be written.
     """
-    folder = Path(folder)
+    with prepared(folder, overwrite=overwrite) as place:
+        place.mkdir(exist_ok=True)
+        if weights.endswith(".pt"):
+            torch.save(dict(tensors), place / weights)
+        else:
+            save_file(dict(tensors), place / weights, metadata={"format": "pt"})
+        (place / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        if card is not None:
+            (place / "card.json").write_text(json.dumps(card, indent=2) + "\n")
+        (place / weights).chmod(0o644)
+
+
+def refuse_existing(folder: Path, *, overwrite: bool) -> None:
+    """Raises OutputError for a folder that is there and may not be replaced."""
     if folder.exists() and not overwrite:
         raise OutputError(f"{folder} exists", "choose another --output")
+
+
+@contextmanager
+def prepared(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A place beside a folder, which takes the folder's name when all went well.
+
+    Args:
+        folder: that appears.
+        overwrite: replace a folder that is there.
+
+    Yields:
+        A path at which nothing is yet; whatever is put there is kept, or deleted on an error.
+
+    Raises:
+        OutputError: the folder exists and `overwrite` is off, or cannot be written.
+    """
+    folder = Path(folder)
+    refuse_existing(folder, overwrite=overwrite)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
         raise OutputError(f"{folder} cannot be written: {error}") from error
+    place = aside / folder.name
     try:
-        if weights.endswith(".pt"):
-            torch.save(dict(tensors), temporary / weights)
-        else:
-            save_file(dict(tensors), temporary / weights, metadata={"format": "pt"})
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        if card is not None:
-            (temporary / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-        temporary.chmod(0o755)
-        (temporary / weights).chmod(0o644)
+        yield place
         if folder.exists():
-            _swap(temporary, folder)
+            _swap(place, folder)
         else:
-            temporary.replace(folder)
+            place.replace(folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_own(

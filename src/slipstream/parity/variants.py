@@ -18,6 +18,11 @@ from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.parity.decoding import taps_of
 
 ROPE_BASES = (1e4, 1e5, 5e5, 1e6)
+SWITCHES = {
+    "norm_before_residual": "the residual of states {} their norm",
+    "norm_output": "states handed on {} the final norm",
+}
+"""Flags of a network that change nothing but how its norms are used: (on: after, off: before)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,11 @@ def _other_norms(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     if norms:
         raised = {name: state[name] + 1 for name in norms}
         yield "norm weights stored less one", _with_state(model, state | raised)
+    for flag, what in SWITCHES.items():
+        is_on = getattr(getattr(model, "config", None), flag, None)
+        if is_on is not None:
+            said = what.format("before" if is_on else "after")
+            yield said, _with_state(model, state, **{flag: not is_on})
 
 
 def _other_bases(model: nn.Module, target_base: float | None) -> Iterator[tuple[str, nn.Module]]:
