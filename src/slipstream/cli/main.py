@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "report": "Results and traces as one HTML page that opens offline.",
     "train": "Train a drafter for a target.",
     "data": "Regenerate answers, extract features, inspect what a mask covers.",
+    "convert": "A drafter's files from one project's dialect to another's, with proof.",
     "zoo": "The trained drafters that ship, with their cards.",
     "doctor": "Check the environment: versions, devices, default model, cache folder.",
 }
