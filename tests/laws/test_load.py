@@ -1,0 +1,223 @@
+"""An answer does not depend on load: whatever runs beside it, it is what it is alone.
+
+Arrivals and aborts are random; rows share each pass, so speculation shrinks and grows with load.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+
+import pytest
+import torch
+
+from fakes import OracleDrafter, RandomDrafter, TableTarget, random_eagle3, tiny_target
+from slipstream.drafters.ngram import NgramDrafter
+from slipstream.drafters.none import NoDrafter
+from slipstream.engine.engine import Engine
+from slipstream.engine.loop import Loop
+from slipstream.engine.meter import Meter
+from slipstream.engine.shaping import Penalties
+from slipstream.verify.walk import walk
+
+
+def settings_of(index: int) -> dict:
+    """Mixed lengths, temperatures, seeds, penalties and budgets."""
+    chance = random.Random(index)
+    return {
+        "max_new_tokens": chance.randint(1, 12),
+        "temperature": chance.choice([0.0, 0.7, 1.3]),
+        "top_p": chance.choice([1.0, 0.9]),
+        "seed": chance.randrange(5),
+        "budget": chance.choice([None, None, 0, 3]),
+        "penalties": chance.choice([None, Penalties(repetition=1.3, frequency=0.5)]),
+        "stop": chance.choice([(), (chance.randrange(97),)]),
+    }
+
+
+def prompt_of(index: int) -> list[int]:
+    chance = random.Random(1000 + index)
+    return [chance.randrange(97) for _ in range(chance.randint(1, 40))]
+
+
+def loop_of(engine: Engine, num_rows: int) -> tuple[Loop, object]:
+    slots = engine.max_length + 64
+    cache = engine.target.new_cache(num_rows, slots)
+    loop = Loop(
+        engine.target, engine.drafter, walk, cache, Meter(),
+        num_rows=num_rows, num_slots=slots, chunk=8, prefill_tokens=8, pass_tokens=20,
+    )  # fmt: skip
+    return loop, cache
+
+
+def serve_randomly(engine: Engine, count: int, *, aborted: int, num_rows: int = 5) -> dict:
+    """Submit `count` requests at random turns, abort some; the answers of the others by index."""
+    chance = random.Random(7)
+    loop, cache = loop_of(engine, num_rows)
+    requests = [engine.request(prompt_of(i), i, **settings_of(i)) for i in range(count)]
+    doomed = set(chance.sample(range(count), aborted))
+    coming, done, num_submitted = list(requests), {}, 0
+    while coming or loop.scheduler.has_work:
+        for _ in range(chance.choice([0, 0, 1, 4])):
+            if coming:
+                loop.submit(coming.pop(0))
+                num_submitted += 1
+        if doomed and chance.random() < 0.2:
+            index = min(doomed)
+            if index < num_submitted:
+                doomed.discard(index)
+                loop.abort(requests[index])
+        for row in loop.turn():
+            if row.is_finished:
+                done[row.prompt_index] = row.result()
+    assert loop.leaks() == "" and cache.lengths == [0] * num_rows
+    assert all(request.is_finished for request in requests)
+    return {i: result for i, result in done.items() if result.finish_reason != "abort"}
+
+
+def test_200_requests_on_a_model_equal_their_solo_runs() -> None:
+    target = tiny_target(num_hidden_layers=1)
+    engine = Engine(target, NgramDrafter(), walk, max_length=96)
+    done = serve_randomly(engine, 200, aborted=10)
+    assert len(done) >= 190
+    plain = Engine(target, NoDrafter(), walk, max_length=96)
+    for index, result in done.items():
+        alone = plain.generate(prompt_of(index), **settings_of(index))
+        assert result.token_ids == alone.token_ids, index
+        assert result.finish_reason == alone.finish_reason
+
+
+def test_a_network_drafter_keeps_no_row() -> None:
+    target = tiny_target()
+    drafter = random_eagle3(target, tree="dynamic", budget=8, depth=2, topk=2)
+    done = serve_randomly(Engine(target, drafter, walk, max_length=96), 12, aborted=4)
+    plain = Engine(target, NoDrafter(), walk, max_length=96)
+    for index, result in done.items():
+        assert result.token_ids == plain.generate(prompt_of(index), **settings_of(index)).token_ids
+    assert drafter._pending == {}
+
+
+@pytest.mark.parametrize("drafter", [RandomDrafter(12), RandomDrafter(40, overdraw=True)])
+def test_any_tree_and_any_share(drafter: RandomDrafter) -> None:
+    target = TableTarget(scale=1.0)
+    done = serve_randomly(Engine(target, drafter, walk, max_length=96), 60, aborted=8)
+    plain = Engine(target, NoDrafter(), walk, max_length=96)
+    for index, result in done.items():
+        alone = plain.generate(prompt_of(index), **settings_of(index))
+        assert result.token_ids == alone.token_ids
+
+
+def test_speculation_shrinks_with_load_and_zero_is_allowed() -> None:
+    target = TableTarget()
+    prompts = [[i, i + 1] for i in range(24)]
+    drafter = OracleDrafter([p + target.answer(p, 20) for p in prompts], depth=8)
+    engine = Engine(target, drafter, walk, max_length=96)
+    widths = {}
+    for num_rows in (1, 4, 24):
+        loop, _ = loop_of(engine, num_rows)
+        requests = [engine.request(p, max_new_tokens=20, trace=True) for p in prompts[:num_rows]]
+        for request in requests:
+            loop.submit(request)
+        for _ in loop.run():
+            pass
+        widths[num_rows] = max(step.tree.budget for r in requests for step in r.steps[:1])
+        assert [r.emitted for r in requests] == [target.answer(p, 20) for p in prompts[:num_rows]]
+    assert widths[1] == 8 and widths[24] < widths[4] <= 8
+    crowded = max(len(call) for call in target.calls)
+    assert crowded > 1
+    for call in target.calls:
+        if len(call) > 1:  # a decoding pass
+            assert sum(len(tokens) for _, tokens, _ in call) <= max(20, len(call))
+
+
+def test_a_long_prompt_does_not_stall_running_rows() -> None:
+    """One chunk of it, then a step of the others; and so on."""
+    target = TableTarget()
+    engine = Engine(target, NoDrafter(), walk, max_length=300)
+    loop, _ = loop_of(engine, 2)
+    first = engine.request([1, 2, 3], max_new_tokens=60)
+    loop.submit(first)
+    list(loop.turn())
+    long = engine.request(list(range(80)), max_new_tokens=2)
+    loop.submit(long)
+    before = len(first.emitted)
+    for turn in range(1, 10):
+        list(loop.turn())
+        assert len(first.emitted) == before + turn
+    assert not long.is_prefilled
+    list(loop.turn())
+    assert long.is_prefilled
+    for _ in loop.run():
+        pass
+    assert first.emitted == target.answer([1, 2, 3], 60)
+    assert long.emitted == target.answer(list(range(80)), 2)
+
+
+def test_first_come_first_served() -> None:
+    target, order = TableTarget(), []
+    engine = Engine(target, NoDrafter(), walk, max_length=64)
+    loop, _ = loop_of(engine, 2)
+    for index in range(8):
+        loop.submit(engine.request([index, 1], index, max_new_tokens=5))
+    for row in loop.run():
+        if len(row.emitted) == 1:
+            order.append(row.prompt_index)
+    assert order == list(range(8))
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_an_abort_frees_row_and_drafter(after: int) -> None:
+    target = TableTarget()
+    prompt = list(range(20))
+    drafter = OracleDrafter([prompt + target.answer(prompt, 40)], depth=3, taps=(1,))
+    engine = Engine(target, drafter, walk, max_length=96)
+    loop, cache = loop_of(engine, 1)
+    request, waiting = (engine.request(prompt, max_new_tokens=40) for _ in range(2))
+    loop.submit(request)
+    loop.submit(waiting)
+    for _ in range(after):
+        list(loop.turn())
+    loop.abort(request)
+    loop.abort(request)  # twice is once
+    assert request.finish_reason == "abort" and drafter.rows == set()
+    for _ in loop.run():
+        pass
+    assert waiting.emitted == target.answer(prompt, 40)
+    assert loop.leaks() == "" and cache.lengths == [0] and drafter.contexts == {}
+
+
+def test_a_leak_is_seen() -> None:
+    engine = Engine(TableTarget(), NoDrafter(), walk, max_length=64)
+    loop, cache = loop_of(engine, 2)
+    cache.rows[1] = [1, 2]
+    assert "slots [1] hold keys" in loop.leaks()
+
+
+def test_threads_may_submit_and_abort_at_any_time() -> None:
+    target = TableTarget()
+    engine = Engine(target, RandomDrafter(6), walk, max_length=96)
+    service = engine.serve(num_rows=3, max_waiting=100)
+    ended: queue.Queue = queue.Queue()
+
+    def ask(start: int) -> None:
+        for index in range(start, start + 8):
+            request = engine.request(prompt_of(index), index, **settings_of(index))
+            service.submit(request, lambda p, i=index: p.result and ended.put((i, p.result)))
+            if index % 5 == 0:
+                service.abort(request)
+
+    threads = [threading.Thread(target=ask, args=(8 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    results = dict(ended.get(timeout=30) for _ in range(32))
+    for thread in threads:
+        thread.join()
+    assert service.drain(10) and service.leaks() == ""
+    service.close()
+    plain = Engine(target, NoDrafter(), walk, max_length=96)
+    for index, result in results.items():
+        alone = plain.generate(prompt_of(index), **settings_of(index)).token_ids
+        assert result.token_ids == alone[: result.num_tokens]
+        assert result.finish_reason == "abort" or result.token_ids == alone
+    assert torch.is_grad_enabled()
