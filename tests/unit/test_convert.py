@@ -1,0 +1,338 @@
+"""Conversions: what engines will read, what is proved before anything is kept, faults by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from fakes import tiny_target
+from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError, UnknownNameError
+from slipstream.formats import detect, dflash, eagle, eagle3, medusa
+from slipstream.formats.checkpoint import (
+    DFlashCheckpoint,
+    Eagle3Checkpoint,
+    EagleCheckpoint,
+    Files,
+    MedusaCheckpoint,
+)
+from slipstream.formats.dialects import ALL
+from slipstream.models.dflash import DFlash, DFlashConfig
+from slipstream.models.eagle import Eagle, EagleConfig
+from slipstream.models.eagle3 import Eagle3, Eagle3Config
+from slipstream.models.medusa import Medusa, MedusaConfig
+from slipstream.models.readout import Readout
+from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.parity import convert as conversion
+from slipstream.parity.convert import convert
+from slipstream.parity.drafted import drafted
+from slipstream.parity.proof import doubts
+from slipstream.parity.texts import look
+
+V, U, D, L = 97, 40, 48, 8
+PROMPTS = [list(range(3, 33)), list(range(60, 90, 1))]
+TAPS = (2, 4, 5)  # the paper's for 8 layers
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_target(num_hidden_layers=L)
+
+
+@pytest.fixture(scope="module")
+def readout(target):
+    return Readout(target.embedding().float(), target.head().float())
+
+
+def vocabulary():
+    return DraftVocabulary(torch.randperm(V)[:U].sort().values, V)
+
+
+def random(model):
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, float(parameter.dim() == 1), 0.3)
+    return model.eval()
+
+
+def an_eagle3(**changes):
+    config = Eagle3Config(D, 64, 6, 2, 16, V, U, TAPS, D, 1e-5, 5e5, **changes)
+    return eagle3, Eagle3Checkpoint(random(Eagle3(config)), vocabulary())
+
+
+def an_eagle(*, bias=True):
+    model = random(Eagle(EagleConfig(D, 64, 6, 2, 16, V, U, bias=bias)))
+    return eagle, EagleCheckpoint(model, vocabulary())
+
+
+def heads():
+    return medusa, MedusaCheckpoint(random(Medusa(MedusaConfig(D, 3, 2, V, U, True))), vocabulary())
+
+
+def a_dflash(**changes):
+    config = DFlashConfig(D, 64, 6, 2, 16, 2, V, U, (1, 3, 5), D, 5, 96, **changes)
+    return dflash, DFlashCheckpoint(random(DFlash(config)), vocabulary())
+
+
+def a_dspark():
+    return a_dflash(is_shifted=True, path_rank=8)
+
+
+def stored(made, folder, **options):
+    layout, checkpoint = made
+    layout.write(checkpoint, folder, **{"dtype": torch.float32} | options)
+    return folder
+
+
+def config_of(folder):
+    return json.loads((folder / "config.json").read_text())
+
+
+OURS = [an_eagle3, an_eagle, heads, a_dflash, a_dspark]
+WAYS = [
+    (make, dialect.name)
+    for make, method in zip(OURS, ("eagle3", "eagle", "medusa", "dflash", "dspark"), strict=True)
+    for dialect in ALL
+    if dialect.method == method and (method, dialect.name) != ("eagle", "vllm")
+]
+
+
+@pytest.mark.parametrize(("make", "to"), WAYS, ids=lambda p: getattr(p, "__name__", p))
+@pytest.mark.filterwarnings("ignore:.*is a pickle")
+def test_our_drafters_go_everywhere_with_proof(make, to, target, tmp_path):
+    """Reduced vocabularies, borrowed heads and path heads included."""
+    folder = stored(make(), tmp_path / "ours", card={"trained_on": "a little"})
+    done = convert(folder, to, target, tmp_path / "out", prompts=PROMPTS)
+    assert done.proof.max_logit_difference <= 1e-5 * max(1.0, done.proof.largest_logit)
+    assert done.proof.num_ids == U and done.source.dialect.name == "slipstream"
+    card = json.loads((tmp_path / "out" / "card.json").read_text())
+    assert card["trained_on"] == "a little"
+    assert (card["conversion"]["from"], card["conversion"]["to"]) == ("slipstream", to)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ours", "out"]
+    assert set(done.files) == {p.name for p in (tmp_path / "out").iterdir()}
+
+
+def test_ids_are_written_for_the_engine_that_reads_them(target, tmp_path):
+    """Outputs of layers for SGLang, indices into the hidden states for vLLM."""
+    folder = stored(an_eagle3(), tmp_path / "ours")
+    ids = {}
+    for to in ("specforge", "vllm", "speculators"):
+        convert(folder, to, target, tmp_path / to, prompts=PROMPTS)
+        config = config_of(tmp_path / to)
+        ids[to] = config.get("eagle_aux_hidden_state_layer_ids") or config["eagle_config"].get(
+            "eagle_aux_hidden_state_layer_ids"
+        )
+    assert ids == {"specforge": [1, 3, 4], "vllm": [2, 4, 5], "speculators": [2, 4, 5]}
+    folder = stored(a_dflash(), tmp_path / "blocks")
+    convert(folder, "dflash", target, tmp_path / "z-lab", prompts=PROMPTS)
+    convert(folder, "speculators", target, tmp_path / "spec", prompts=PROMPTS)
+    assert config_of(tmp_path / "z-lab")["dflash_config"]["target_layer_ids"] == [0, 2, 4]
+    assert config_of(tmp_path / "spec")["aux_hidden_state_layer_ids"] == [1, 3, 5]
+
+
+def test_an_eagle3_folder_has_what_engines_ask_for(target, tmp_path):
+    layout, made = an_eagle3()
+    folder = stored((layout, made), tmp_path / "ours")
+    convert(folder, "vllm", target, tmp_path / "vllm", prompts=PROMPTS)
+    config, tensors = config_of(tmp_path / "vllm"), load_file(tmp_path / "vllm/model.safetensors")
+    assert config["architectures"] == ["Eagle3LlamaForCausalLM"]
+    assert config["norm_before_residual"] is False  # engines differ in what a missing one means
+    assert (config["rope_theta"], config["rope_scaling"]) == (5e5, None)
+    assert config["draft_vocab_size"] == U and config["head_dim"] == 16
+    assert tensors["layers.0.self_attn.q_proj.weight"].shape == (96, 2 * D)
+    assert torch.equal(tensors["d2t"] + torch.arange(U), made.vocabulary.target_ids)
+    assert tensors["t2d"].dtype == torch.bool
+
+
+def test_the_authors_files_leave_out_a_base_of_ten_thousand(target, tmp_path):
+    layout, made = an_eagle3()
+    made = replace(made, model=random(Eagle3(replace(made.model.config, rope_theta=1e4))))
+    folder = stored((layout, made), tmp_path / "ours")
+    convert(folder, "eagle", target, tmp_path / "out", prompts=PROMPTS)
+    config = config_of(tmp_path / "out")
+    assert "rope_theta" not in config and "eagle_config" not in config
+    assert detect.detect(tmp_path / "out").load().model.config.rope_theta == 1e4
+
+
+def test_speculators_knows_its_verifier(target, tmp_path):
+    folder = stored(an_eagle3(), tmp_path / "ours")
+    out = tmp_path / "out"
+    convert(folder, "speculators", target, out, prompts=PROMPTS, target_name="org/model")
+    verifier = config_of(out)["speculators_config"]["verifier"]
+    assert verifier == {"name_or_path": "org/model", "architectures": ["LlamaForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "to", "says"),
+    [
+        (lambda: an_eagle(), "vllm", "no bias"),
+        (lambda: an_eagle3(norm_output=True), "eagle", "norm_output"),
+        (lambda: an_eagle3(fusion_bias=True), "vllm", "bias in the layer that fuses"),
+        (lambda: a_dflash(path_rank=4), "dflash", "DSpark needs|has no place"),
+        (lambda: an_eagle3(), "medusa", "has no place for an EAGLE-3"),
+    ],
+)
+def test_what_a_dialect_cannot_hold_is_refused(make, to, says, target, tmp_path):
+    folder = stored(make(), tmp_path / "ours")
+    with pytest.raises(CheckpointError, match=says):
+        convert(folder, to, target, tmp_path / "out", prompts=PROMPTS)
+    assert not (tmp_path / "out").exists()
+
+
+def shift_ids(files):
+    block = dict(files.config["eagle_config"])
+    block["eagle_aux_hidden_state_layer_ids"] = [
+        i + 1 for i in block["eagle_aux_hidden_state_layer_ids"]
+    ]
+    return replace(files, config={**files.config, "eagle_config": block})
+
+
+def absolute_map(files):
+    ids = files.tensors["d2t"] + torch.arange(U)
+    return replace(files, tensors={**files.tensors, "d2t": ids})
+
+
+def other_map(files):
+    mask = torch.zeros(V, dtype=torch.bool)
+    mask[:U] = True
+    maps = {"d2t": torch.zeros(U, dtype=torch.int64), "t2d": mask}
+    return replace(files, tensors={**files.tensors, **maps})
+
+
+def change(**tensors):
+    def plant(files):
+        changed = {name: edit(files.tensors[name]) for name, edit in tensors.items()}
+        return replace(files, tensors={**files.tensors, **changed})
+
+    return plant
+
+
+def drop(name):
+    def plant(files):
+        return replace(files, tensors={k: t for k, t in files.tensors.items() if k != name})
+
+    return plant
+
+
+def configure(**keys):
+    return lambda files: replace(files, config={**files.config, **keys})
+
+
+@pytest.mark.parametrize(
+    ("plant", "says"),
+    [
+        (shift_ids, r"layer ids: \(3, 5, 6\) in place of \(2, 4, 5\)"),
+        (absolute_map, "absolute d2t|ascending"),
+        (other_map, "vocabulary map"),
+        (drop("midlayer.hidden_norm.weight"), r"missing tensors \['midlayer.hidden_norm.weight"),
+        (change(**{"midlayer.hidden_norm.weight": torch.ones_like}),
+         "norm midlayer.hidden_norm.weight has other values"),
+        (configure(norm_before_residual=True), "norm flags: True in place of False"),
+        (configure(norm_output=True), "norm flags"),
+        (configure(rope_theta=10000.0), "RoPE base: 10000.0 in place of 500000.0"),
+        (configure(rope_scaling={"rope_type": "linear", "factor": 2.0}), "RoPE scaling"),
+        (configure(rms_norm_eps=0.1), "epsilon of the norms"),
+        (change(**{"fc.weight": lambda t: t.flip(1)}), "tensor fc.weight has other values"),
+    ],
+)  # fmt: skip
+def test_planted_faults_are_caught_and_named(plant, says, target, tmp_path, monkeypatch):
+    """The silent traps of exports: no output appears, and the cause is told."""
+    folder = stored(an_eagle3(), tmp_path / "ours")
+    honest = detect.dialect_for("specforge", "eagle3")
+
+    def dump(checkpoint, facts, dtype) -> Files:
+        return plant(honest.dump(checkpoint, facts, dtype))
+
+    faulty = replace(honest, dump=dump)
+    monkeypatch.setattr(conversion.detect, "dialect_for", lambda *_: faulty)
+    with pytest.raises(CheckpointError, match=says):
+        convert(folder, "specforge", target, tmp_path / "out", prompts=PROMPTS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["ours"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"taps": (3, 5, 6)}, "layer ids: taps 2, 4, 5 in place of 3, 5, 6"),
+        ({"rope_theta": 1e4}, "RoPE base: RoPE base"),
+        ({"norm_before_residual": True}, "norms: the residual of states before their norm"),
+    ],
+)
+def test_a_source_that_says_it_wrong_is_doubted(changes, says, target, readout):
+    """The target's choices are those of the true drafter, so the true reading predicts better."""
+    _, true = an_eagle3()
+    attention = true.model.midlayer.self_attn
+    with torch.no_grad():
+        attention.q_proj.weight.mul_(2)  # so that places in the text matter
+        attention.o_proj.weight.mul_(4)
+    texts = [look(target, readout, prompt, []) for prompt in PROMPTS]
+    taught = []
+    for text in texts:
+        said = drafted(true, text, readout)
+        best = text.best.clone()
+        best[said.places] = said.ids[said.logits.argmax(-1)]
+        taught.append(replace(text, best=best))
+    assert doubts(true, taught, readout) == []
+    misread = Eagle3(replace(true.model.config, **changes))
+    misread.load_state_dict(true.model.state_dict())
+    assert doubts(replace(true, model=misread.eval()), taught, readout)[0].startswith(says)
+
+
+def test_copies_of_another_target_are_refused(target, tmp_path):
+    """A stored embedding that is not the target's would change what is drafted."""
+    folder = stored(an_eagle(), tmp_path / "ours")
+    convert(folder, "eagle", target, tmp_path / "official", prompts=PROMPTS)
+    path = tmp_path / "official" / "model.safetensors"
+    tensors = load_file(path)
+    assert torch.equal(tensors["embed_tokens.weight"], target.embedding())
+    tensors["embed_tokens.weight"] = tensors["embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, path)
+    with pytest.raises(
+        CheckpointError, match=r"embed_tokens\.weight is not the target's embedding"
+    ):
+        convert(tmp_path / "official", "slipstream", target, tmp_path / "out", prompts=PROMPTS)
+
+
+def test_a_widened_vocabulary_is_told(target, tmp_path):
+    folder = stored(a_dflash(), tmp_path / "ours")
+    done = convert(folder, "dflash", target, tmp_path / "out", prompts=PROMPTS)
+    assert any("all 97 rows" in note for note in done.notes)
+
+
+def test_number_types_and_the_card_travel(target, tmp_path):
+    folder = stored(an_eagle3(), tmp_path / "ours", dtype=torch.bfloat16, card={"tau": 2.0})
+    (folder / "README.md").write_text("# A drafter\n")
+    done = convert(folder, "eagle", target, tmp_path / "out", prompts=PROMPTS)
+    assert done.dtype == "bfloat16" and done.proof.max_logit_difference == 0.0
+    assert load_file(tmp_path / "out/model.safetensors")["fc.weight"].dtype == torch.bfloat16
+    assert (tmp_path / "out" / "README.md").read_text() == "# A drafter\n"
+    convert(tmp_path / "out", "slipstream", target, tmp_path / "back", prompts=PROMPTS)
+    card = json.loads((tmp_path / "back" / "card.json").read_text())
+    assert card["tau"] == 2.0 and card["conversion"]["earlier"]["to"] == "eagle"
+
+
+def test_an_output_that_exists_is_kept(target, tmp_path):
+    folder = stored(an_eagle3(), tmp_path / "ours")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine").write_text("kept")
+    with pytest.raises(OutputError, match="exists"):
+        convert(folder, "eagle", target, tmp_path / "out", prompts=PROMPTS)
+    assert (tmp_path / "out" / "mine").read_text() == "kept"
+    convert(folder, "eagle", target, tmp_path / "out", prompts=PROMPTS, overwrite=True)
+    assert not (tmp_path / "out" / "mine").exists()
+
+
+def test_mistakes_are_told(target, tmp_path):
+    folder = stored(an_eagle3(), tmp_path / "ours")
+    out = tmp_path / "out"
+    with pytest.raises(UnknownNameError, match="speculators"):
+        convert(folder, "speculator", target, out, prompts=PROMPTS)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        convert(Path("nowhere"), "eagle", target, out, prompts=PROMPTS)
+    other = tiny_target(vocab_size=99, num_hidden_layers=L)
+    with pytest.raises(DrafterMismatchError, match="vocabulary 97"):
+        convert(folder, "specforge", other, out, prompts=PROMPTS)
+    assert not out.exists()
