@@ -28,6 +28,8 @@ from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.drafters.union import UnionDrafter
 from slipstream.engine.engine import Engine
+from slipstream.target.compiled import why_not_compiled
+from slipstream.target.hf import HFTarget
 from slipstream.verify.walk import walk
 
 NUM_TOKENS = 40
@@ -125,6 +127,27 @@ def test_network_says_the_same(sampling: str, dtype: torch.dtype) -> None:
             assert [list(r.token_ids) for r in results] == expected, (name, num_rows)
             if name == "oracle-tree":
                 assert all(r.tau > 3 for r in results)
+
+
+@pytest.mark.parametrize("decoder", ["fused", "compiled"])
+@pytest.mark.parametrize("sampling", ["greedy", "T1"])
+def test_fast_decoders_say_the_same(decoder: str, sampling: str) -> None:
+    """The compiled decoder runs bfloat16, and is held to exactly the same tokens there."""
+    model = tiny_model()
+    if decoder == "compiled":
+        model = model.bfloat16()
+        reason = why_not_compiled(model)
+        if reason is not None:
+            pytest.skip(reason)
+    target = HFTarget(model, decoder=decoder)
+    options = {"max_new_tokens": 20, **SAMPLINGS[sampling]}
+    plain = Engine(target, NoDrafter(), walk).generate(PROMPTS, **options)
+    expected = [list(r.token_ids) for r in plain]
+    answers = [p + ids for p, ids in zip(PROMPTS, expected, strict=True)]
+    found = network_drafters(target, answers)
+    for name in ("oracle-tree", "half-tree", "ngram", "eagle3-dynamic", "eagle3-chain"):
+        results = Engine(target, found[name], walk).generate(PROMPTS, num_rows=8, **options)
+        assert [list(r.token_ids) for r in results] == expected, name
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])

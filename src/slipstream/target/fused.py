@@ -97,7 +97,7 @@ class FusedDecoder:
         """Pass over a batch of nodes.
 
         Args:
-            tokens: [B, N] int64.
+            tokens: [B, N] int64, on any device, as are the positions.
             positions: [B, N] int64.
             masks: additive attention mask of each kind of layer; see `attention.attend`.
             cache: takes the nodes' keys (its pass has begun); None attends within the nodes.
@@ -106,8 +106,9 @@ class FusedDecoder:
         Returns:
             Features [B, N, K*D] or None, and the last hidden state [B, N, D].
         """
-        x = F.embedding(tokens, self._embedding)
-        angles = self._rotary.at(positions)
+        device = self._embedding.device
+        x = F.embedding(tokens.to(device), self._embedding)
+        angles = self._rotary.at(positions, device)
         tapped = {}
         for index, layer in enumerate(self.layers):
             if index in taps:

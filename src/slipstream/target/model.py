@@ -234,11 +234,11 @@ class HFTarget:
         taps: tuple[int, ...],
     ) -> tuple[Tensor | None, Tensor]:
         """The decoder: features at the taps (or None) and the last hidden state."""
-        device = self.spec.device
-        tokens, positions = tokens.to(device), positions.to(device)
         if self._fused is not None:
             self._check_taps(taps)
             return self._fused.run(tokens, positions, masks, cache, taps)
+        device = self.spec.device
+        tokens, positions = tokens.to(device), positions.to(device)
         self._hook(taps)
         last_hidden = self._base(
             input_ids=tokens,

@@ -23,13 +23,14 @@ class RotaryTable:
         self._module, self._dtype = module, dtype
         self._cos = self._sin = torch.empty(0)
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B, N, 1, C] of [B, N] int64 positions.
+    def at(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, N, 1, C] of [B, N] int64 positions (best on the CPU) on a device.
 
         The first half of the sines is negated: x turned is x * cos + swapped(x) * sin, where
         `swapped` exchanges the halves of the last axis.
         """
         cos, sin = self.upto(int(positions.max()) + 1)
+        positions = positions.to(device)
         return cos[positions][:, :, None], sin[positions][:, :, None]
 
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
