@@ -46,6 +46,8 @@ class Divergence:
         target_token: plain decoding's token, None where its answer had ended.
         emitted_token: the method's token, None where its answer had ended.
         is_tie: the margin is within what rounding explains.
+        without_drafting: plain decoding in passes of 16 tokens leaves its own answer here too, so
+            that wide passes alone are the cause; None where it was not tried.
     """
 
     prompt_index: int
@@ -54,6 +56,7 @@ class Divergence:
     target_token: int | None
     emitted_token: int | None
     is_tie: bool
+    without_drafting: bool | None = None
 
 
 def first_difference(reference: Ids, emitted: Ids) -> int | None:
@@ -80,6 +83,7 @@ class Judge:
         tolerance: largest margin of a tie; a callable is asked once, when first needed.
         width: tokens per pass over the answer.
         dtype: of the target under test.
+        tested: the target under test, to try wide passes without drafting; None leaves that out.
     """
 
     load: Callable[[], Target]
@@ -87,6 +91,7 @@ class Judge:
     tolerance: float | Callable[[], float] = TIE_MARGIN
     width: int = PREFILL_WIDTH
     dtype: torch.dtype = torch.float32
+    tested: Target | None = None
     _target: Target | None = None
 
     def judge(self, prompt_index: int, prompt_ids: Ids, reference: Ids, emitted: Ids):
@@ -103,7 +108,17 @@ class Judge:
         if None not in tokens:
             margin = self.margin(prompt_ids, reference[:position], tokens)
         is_tie = margin <= self.limit()
-        return Divergence(prompt_index, position, margin, tokens[0], tokens[1], is_tie)
+        alone = None
+        if self.tested is not None and tokens[0] is not None:
+            alone = self._leaves(prompt_ids, reference[: position + 1])
+        return Divergence(prompt_index, position, margin, tokens[0], tokens[1], is_tie, alone)
+
+    def _leaves(self, prompt_ids: Ids, reference: Ids) -> bool:
+        """True when a plain pass of 16 tokens chooses another token at the answer's end."""
+        *_, logits = replay(self.tested, prompt_ids, reference, FLIP_WIDTH)  # [V]
+        sampler = Sampler(self.sampling, logits.shape[-1])
+        at = len(prompt_ids) + len(reference) - 1
+        return int(sampler.choose(logits[None], [at])[0]) != reference[-1]
 
     def limit(self) -> float:
         """Largest margin of a tie."""
@@ -115,7 +130,7 @@ class Judge:
         """Best score minus the lowest of `tokens`, after the prompt and `before`."""
         if self._target is None:
             self._target = self.load()
-        *_, logits = _replay(self._target, prompt_ids, [*before, tokens[0]], self.width)  # [V]
+        *_, logits = replay(self._target, prompt_ids, [*before, tokens[0]], self.width)  # [V]
         position = len(prompt_ids) + len(before)
         return _margin(logits, self.sampling, position, tokens)
 
@@ -145,7 +160,9 @@ def _chunks(ids: Ids, width: int) -> Iterable[list[int]]:
     return (list(ids[i : i + width]) for i in range(0, len(ids), width))
 
 
-def _replay(target: Target, prompt_ids: Ids, answer: Ids, width: int) -> Iterator[Tensor]:
+def replay(
+    target: Target, prompt_ids: Ids, answer: Ids, width: int = PREFILL_WIDTH
+) -> Iterator[Tensor]:
     """The logits [V] that each token of the answer was chosen from, in passes of `width`."""
     cache = target.new_cache(1, len(prompt_ids) + len(answer))
     for chunk in _chunks(prompt_ids, PREFILL_WIDTH):
@@ -174,13 +191,13 @@ def width_flips(
         return []
     sampler = Sampler(sampling, target.spec.vocab_size)
     flips: dict[int, int] = {}  # index in the answer -> the token that a wide pass chooses
-    for index, logits in enumerate(_replay(target, prompt_ids, answer, width)):
+    for index, logits in enumerate(replay(target, prompt_ids, answer, width)):
         chosen = int(sampler.choose(logits[None], [len(prompt_ids) + index])[0])
         if chosen != answer[index]:
             flips[index] = chosen
     if not flips:
         return []
-    narrow = _replay(target, prompt_ids, answer[: max(flips) + 1], 1)
+    narrow = replay(target, prompt_ids, answer[: max(flips) + 1], 1)
     return [
         _margin(logits, sampling, len(prompt_ids) + index, (answer[index], flips[index]))
         for index, logits in enumerate(narrow)
@@ -228,10 +245,11 @@ def judge_for(
             tolerance=lambda: width_flip_margin(target, *plain(), sampling),
             width=1,
             dtype=target.spec.dtype,
+            tested=target,
         )
     same = target.spec.dtype == torch.float64
     load = (lambda: target) if same else load_twin
-    return Judge(load=load, sampling=sampling, dtype=target.spec.dtype)
+    return Judge(load=load, sampling=sampling, dtype=target.spec.dtype, tested=target)
 
 
 def verdict(divergences: Sequence[Divergence], num_tokens: int, *, is_exact: bool) -> str:

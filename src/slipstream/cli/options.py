@@ -152,6 +152,10 @@ class Setup:
                 "leave --drafter out",
             )
 
+    def rule(self) -> str:
+        """The verifier that will judge."""
+        return self.verifier or methods.get(self.method).verifier
+
     def load(self, *, model: object = None, **changes: object) -> Engine:
         """Load target and drafter.
 

@@ -1,0 +1,131 @@
+"""Planted faults: each is caught with the settings that `verify` has by default."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fakes import OracleDrafter, random_language, tiny_target
+from slipstream.bench.lossless import LosslessReport, examine, joined, plain_engine
+from slipstream.cli.verify import _decodings
+from slipstream.engine.engine import Engine
+from slipstream.sampling import Sampler
+from slipstream.verify.typical import typical
+from slipstream.verify.walk import follow, walk
+
+LENGTH = 40
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]]
+DEFAULT = [
+    decoding.arguments()
+    for decoding in _decodings(LENGTH, temperature=None, top_k=0, top_p=1.0, seed=0)
+]
+
+
+@pytest.fixture(scope="module")
+def setting():
+    """A target and what it says in both default ways of sampling."""
+    target = tiny_target()
+    said = [plain_engine(target).generate(PROMPTS, **arguments) for arguments in DEFAULT]
+    return target, [[*r.prompt_ids, *r.token_ids] for results in said for r in results]
+
+
+def verified(setting, verify, *, target=None):
+    mine, answers = setting
+    target = target or mine
+    drafter = OracleDrafter(answers, depth=3, siblings=2, wrong=0.2)
+    return examine(Engine(target, drafter, verify), PROMPTS, DEFAULT, load_twin=lambda: mine)
+
+
+def with_sampler(sampler, **changes):
+    return Sampler(replace(sampler.sampling, **changes), sampler.vocab_size)
+
+
+def biased_verifier(tree, logits, sampler, root_position):
+    """Takes a drafted token that is among the target's best four for the target's own."""
+
+    def choose(node):
+        at = root_position + int(tree.depths[node]) + 1
+        own = int(sampler.choose(logits[node : node + 1], [at])[0])
+        good = logits[node].topk(4).indices.tolist()
+        children = tree.tokens[tree.parents == node].tolist()
+        return next((token for token in children if token in good), own)
+
+    return follow(tree, choose)
+
+
+def off_by_one_position(tree, logits, sampler, root_position):
+    return walk(tree, logits, sampler, root_position + 1)
+
+
+def unwarped_bonus(tree, logits, sampler, root_position):
+    verdict = walk(tree, logits, sampler, root_position)
+    if not verdict.is_bonus or sampler.is_greedy:
+        return verdict
+    last = verdict.path[-1]
+    plain = with_sampler(sampler, temperature=1.0, top_p=1.0)
+    at = root_position + int(tree.depths[last]) + 1
+    return replace(verdict, next_token=int(plain.choose(logits[last : last + 1], [at])[0]))
+
+
+def dropped_temperature(tree, logits, sampler, root_position):
+    if sampler.is_greedy:
+        return walk(tree, logits, sampler, root_position)
+    return walk(tree, logits, with_sampler(sampler, temperature=1.0), root_position)
+
+
+class StaleCacheRow:
+    """A target whose cache keeps the keys of the first nodes, not of the accepted ones."""
+
+    def __init__(self, target):
+        self._target, self.spec, self.tokenizer = target, target.spec, target.tokenizer
+
+    def new_cache(self, num_rows, max_length):
+        cache = self._target.new_cache(num_rows, max_length)
+        right = cache.commit
+        cache.commit = lambda slot, path: right(slot, tuple(range(len(path))))
+        return cache
+
+    def forward(self, trees, cache, slots, **options):
+        return self._target.forward(trees, cache, slots, **options)
+
+
+def test_what_is_right_is_lossless_in_both_ways(setting):
+    found = verified(setting, walk)
+    assert (found.verdict, found.mode) == ("lossless", "greedy+keyed")
+    assert found.num_tokens == 2 * 2 * LENGTH and found.tau > 2
+
+
+@pytest.mark.parametrize(
+    "fault", [biased_verifier, off_by_one_position, unwarped_bonus, dropped_temperature]
+)
+def test_a_fault_of_the_verifier_is_caught(setting, fault):
+    found = verified(setting, fault)
+    assert found.verdict == "different"
+    first = next(each for each in found.divergences if not each.is_tie)
+    assert first.margin > 1e-4 and first.target_token != first.emitted_token
+    assert first.without_drafting is False  # drafting is the cause, not wide passes
+
+
+def test_a_stale_cache_row_is_caught(setting):
+    found = verified(setting, walk, target=StaleCacheRow(setting[0]))
+    assert found.verdict == "different" and not found.is_lossless
+
+
+def test_a_lossy_rule_is_never_called_lossless(setting):
+    target = setting[0]
+    drafter = random_language(target, tree="chain", depth=2, budget=2)
+    engine = Engine(target, drafter, typical, settings={"verifier": "typical", "lossless": False})
+    found = examine(engine, PROMPTS, DEFAULT, load_twin=lambda: target)
+    assert found.mode == "greedy+score" and found.is_lossy
+    assert found.verdict in ("inconclusive", "different")
+    assert {"p_value", "control_p_value", "power"} <= set(found.to_dict())
+
+
+def test_modes_join_to_the_worst_verdict():
+    good = LosslessReport("lossless", "greedy", 2, 80, 0, (), 2.0, None)
+    ties = replace(good, verdict="ties", mode="keyed", num_divergent=1, tie_margin=1e-4)
+    assert joined([good, ties]).verdict == "ties"
+    assert joined([good, ties]).mode == "greedy+keyed"
+    assert joined([good, replace(good, verdict="inconclusive"), ties]).verdict == "inconclusive"
+    assert joined([good]) is good
