@@ -21,16 +21,27 @@ if TYPE_CHECKING:
     from slipstream.assemble import load
     from slipstream.drafters.protocol import Drafter
     from slipstream.engine.engine import Engine
+    from slipstream.custom_generate import speculate
     from slipstream.types import DraftTree, Sampling
 
     __version__: str
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported, later
 
-__all__ = ["DraftTree", "Drafter", "Engine", "Sampling", "__version__", "load", "methods"]
+__all__ = [
+    "DraftTree",
+    "Drafter",
+    "Engine",
+    "Sampling",
+    "__version__",
+    "load",
+    "methods",
+    "speculate",
+]
 
 _HOMES = {
     "load": "slipstream.assemble",
+    "speculate": "slipstream.custom_generate",
     "Engine": "slipstream.engine.engine",
     "Sampling": "slipstream.types",
     "DraftTree": "slipstream.types",

@@ -41,7 +41,8 @@ ALLOWED = {
     "report": GROUND | {"bench", "methods"},
     "assemble": GROUND
     | {"methods", "engine", "drafters", "verify", "target", "trees", "models", "formats"},
-    "__init__": {"methods", "assemble", "drafters", "engine", "types"},
+    "custom_generate": GROUND | {"assemble", "engine", "target"},
+    "__init__": {"methods", "assemble", "drafters", "engine", "types", "custom_generate"},
     "__main__": {"cli"},
 }
 TOP = {"cli"}  # may import everything

@@ -108,6 +108,15 @@ class HFTarget:
         """[V', D] the head's weight; the embedding's when tied."""
         return self._head
 
+    def attach(self) -> None:
+        """Give the model our attention again, after it ran elsewhere."""
+        self.model.set_attn_implementation(ATTENTION)
+
+    def detach(self) -> None:
+        """Take our hooks off the model, before it runs elsewhere."""
+        self._hook(())
+        self._captured.clear()
+
     @property
     def twin(self) -> FusedDecoder | None:
         """The fast twin that runs in the stock decoder's place, if one does."""
