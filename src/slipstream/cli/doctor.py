@@ -245,6 +245,16 @@ def _zoo() -> Check:
     return Check("zoo", True, ", ".join(names) or "no drafters (they are part of a checkout)")
 
 
+def _compiled() -> Check:
+    """Whether bfloat16 passes run as compiled code; without it they only take longer."""
+    from slipstream.target.library import library
+
+    found = library()
+    if found.code is not None:
+        return Check("compiled pass", True, found.detail)
+    return Check("compiled pass", True, f"not here: {found.detail}; torch's products run instead")
+
+
 LOOKS: tuple[Callable[[], Check], ...] = (
     _python,
     *(_package(name) for name in ("torch", "transformers", "safetensors", "accelerate", "gguf")),
@@ -252,6 +262,7 @@ LOOKS: tuple[Callable[[], Check], ...] = (
     _threads,
     _device,
     _dtypes,
+    _compiled,
     _memory,
     _default_model,
     _cache,

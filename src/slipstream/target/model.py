@@ -19,6 +19,7 @@ from slipstream.target.attention import ATTENTION, fold_mask
 from slipstream.target.compiled import CompiledDecoder, why_not_compiled
 from slipstream.target.facts import cache_shape, logit_rule, spec_of
 from slipstream.target.fused import FusedDecoder, why_not
+from slipstream.target.hardware import return_memory
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.probe import check_same, probe, sample
 from slipstream.target.products import PackedProduct, PlainProduct
@@ -308,6 +309,7 @@ class HFTarget:
         else:
             self._fused = FusedDecoder(self.model, storage)
         check_same(self, expected)
+        return_memory()  # the stock weights', laid out anew
         self.spec = replace(self.spec, decoder=decoder, weights=storage.describe())
 
     def _masks(self, layout: Layout, used: int) -> dict[str, Tensor | None]:

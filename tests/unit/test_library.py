@@ -1,0 +1,71 @@
+"""Compiling the fast pass: what it needs, what is said without it, both instruction sets."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+
+from fakes import tiny_model
+from slipstream.target import compiled, library
+from slipstream.target.hf import HFTarget
+from slipstream.target.library import NEEDED
+from slipstream.types import DraftTree
+
+find = library.library.__wrapped__  # not remembered
+
+
+def test_old_processors_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_processor_flags", lambda: {"avx2"})
+    found = find()
+    assert found.code is None and "AVX-512 with bfloat16" in found.detail
+
+
+def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library, "_processor_flags", lambda: NEEDED)
+    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    found = find()
+    assert found.code is None and "C++ compiler" in found.detail
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library, "_processor_flags", lambda: NEEDED)
+    monkeypatch.setattr(library.shutil, "which", lambda name: "/bin/false")
+    found = find()
+    assert found.code is None and "compiler failed" in found.detail
+
+
+@pytest.mark.parametrize("weights", ["", "int8", "int4"])
+def test_without_tile_instructions_the_answers_are_the_same(
+    weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AVX-512's dot product in AMX's place: equal up to rounding, whatever the pass."""
+    if library.library().code is None:
+        pytest.skip(library.library().detail)
+    model = tiny_model("qwen3", hidden_size=96).bfloat16()
+    usual = HFTarget(copy.deepcopy(model), decoder="compiled", weights=weights)
+    monkeypatch.setattr(compiled, "library", lambda: library.library(amx=False))
+    assert "AVX-512" in compiled.library().detail
+    target = HFTarget(model, decoder="compiled", weights=weights)
+    rng = random.Random(1)
+    parents = [-1] + [rng.randrange(max(0, i - 4), i) for i in range(1, 40)]
+    tree = DraftTree(torch.tensor([rng.randrange(97) for _ in parents]), torch.tensor(parents))
+    prompt = DraftTree.chain([rng.randrange(97) for _ in range(9)])
+    found = []
+    for each in (target, usual):
+        cache = each.new_cache(1, 64)
+        each.forward([prompt], cache, [0], last_only=True)
+        cache.commit(0, range(9))
+        found.append(each.forward([tree], cache, [0]).logits[0])
+    difference = (found[0] - found[1]).abs().mean() / found[1].abs().mean()
+    assert float(difference) < 0.05
+    cache = target.new_cache(1, 64)
+    for token in [*prompt.tokens.tolist(), int(tree.tokens[0])]:
+        alone = target.forward([DraftTree.chain([token])], cache, [0]).logits[0, 0]
+        cache.commit(0, [0])
+    assert torch.equal(alone, found[0][0])
