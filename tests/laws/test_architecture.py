@@ -38,6 +38,7 @@ ALLOWED = {
     | {"assemble"},
     "tune": GROUND
     | {"methods", "engine", "data", "target", "trees", "verify", "drafters.protocol", "bench"},
+    "serve": GROUND | {"engine", "target", "verify"},
     "report": GROUND | {"bench", "methods"},
     "assemble": GROUND
     | {"methods", "engine", "drafters", "verify", "target", "trees", "models", "formats"},
@@ -51,6 +52,9 @@ BORDERS = {
     "transformers": {"target/hf.py"},
     "accelerate": {"train/loop.py", "train/checkpoint.py"},
     "peft": {"train/adapters.py"},
+    "fastapi": {"serve"},
+    "uvicorn": {"cli/serve.py"},
+    "llguidance": {"serve/grammar.py"},
     "typer": {"cli"},
     "rich": {"cli"},
 }

@@ -26,7 +26,7 @@ def settings_of(index: int) -> dict:
     """Mixed lengths, temperatures, seeds, penalties and budgets."""
     chance = random.Random(index)
     return {
-        "max_new_tokens": chance.randint(1, 12),
+        "max_new_tokens": chance.randint(1, 8),
         "temperature": chance.choice([0.0, 0.7, 1.3]),
         "top_p": chance.choice([1.0, 0.9]),
         "seed": chance.randrange(5),
@@ -38,15 +38,15 @@ def settings_of(index: int) -> dict:
 
 def prompt_of(index: int) -> list[int]:
     chance = random.Random(1000 + index)
-    return [chance.randrange(97) for _ in range(chance.randint(1, 40))]
+    return [chance.randrange(97) for _ in range(chance.randint(1, 24))]
 
 
-def loop_of(engine: Engine, num_rows: int) -> tuple[Loop, object]:
+def loop_of(engine: Engine, num_rows: int, prefill_tokens: int | None = 8) -> tuple[Loop, object]:
     slots = engine.max_length + 64
     cache = engine.target.new_cache(num_rows, slots)
     loop = Loop(
         engine.target, engine.drafter, walk, cache, Meter(),
-        num_rows=num_rows, num_slots=slots, chunk=8, prefill_tokens=8, pass_tokens=20,
+        num_rows=num_rows, num_slots=slots, chunk=8, prefill_tokens=prefill_tokens, pass_tokens=20,
     )  # fmt: skip
     return loop, cache
 
@@ -115,7 +115,7 @@ def test_speculation_shrinks_with_load_and_zero_is_allowed() -> None:
     engine = Engine(target, drafter, walk, max_length=96)
     widths = {}
     for num_rows in (1, 4, 24):
-        loop, _ = loop_of(engine, num_rows)
+        loop, _ = loop_of(engine, num_rows, prefill_tokens=None)
         requests = [engine.request(p, max_new_tokens=20, trace=True) for p in prompts[:num_rows]]
         for request in requests:
             loop.submit(request)
@@ -123,7 +123,7 @@ def test_speculation_shrinks_with_load_and_zero_is_allowed() -> None:
             pass
         widths[num_rows] = max(step.tree.budget for r in requests for step in r.steps[:1])
         assert [r.emitted for r in requests] == [target.answer(p, 20) for p in prompts[:num_rows]]
-    assert widths[1] == 8 and widths[24] < widths[4] <= 8
+    assert widths == {1: 8, 4: 4, 24: 0}
     crowded = max(len(call) for call in target.calls)
     assert crowded > 1
     for call in target.calls:

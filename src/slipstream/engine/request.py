@@ -71,6 +71,11 @@ class Result:
         return len(self.token_ids)
 
     @property
+    def num_accepted(self) -> int:
+        """Drafted tokens accepted, counted as tau counts: every pass gave one token besides."""
+        return max(0, self.num_tokens - 1 - self.num_target_passes)
+
+    @property
     def mean_accepted(self) -> float:
         """Drafted tokens accepted per pass, the target's own token not counted: tau - 1."""
         return self.tau - 1.0

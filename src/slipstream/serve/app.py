@@ -1,0 +1,380 @@
+"""The HTTP side: what comes in is checked to the last field, what goes out has OpenAI's shape.
+
+Nothing here touches the model. Requests go to the engine's loop through an `Exchange`; whatever is
+wrong with a request is told as a 4xx that names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from jinja2 import TemplateError
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from slipstream.engine.engine import Engine
+from slipstream.engine.request import Request as Row
+from slipstream.errors import BusyError, SlipstreamError
+from slipstream.serve.answering import Answer, Ask, ChatAnswer, CompletionAnswer
+from slipstream.serve.exchange import DeadlineError, Exchange, GoneError
+from slipstream.serve.metrics import Metrics
+from slipstream.serve.replies import error_body
+from slipstream.serve.schema import ChatAsked, CompletionAsked
+
+log = logging.getLogger("slipstream.serve")
+
+BODY_SECONDS = 60.0  # for a client to send its body
+HUNG_UP = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server allows.
+
+    Args:
+        num_rows: requests that decode together.
+        max_waiting: requests that may wait for a row; more are sent away with 429.
+        body_bytes: largest body.
+        seconds: longest answer.
+        drain_seconds: how long a shutdown waits for answers under way.
+        pass_tokens: tokens of one decoding pass; see `Engine.serve`.
+        prefill_tokens: prompt tokens between two steps; see `Engine.serve`.
+    """
+
+    num_rows: int = 8
+    max_waiting: int = 64
+    body_bytes: int = 4_000_000
+    seconds: float = 600.0
+    drain_seconds: float = 30.0
+    pass_tokens: int | None = None
+    prefill_tokens: int | None = None
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a failure
+    """An HTTP status other than 200, with what to tell."""
+
+    def __init__(self, status: int, message: str, kind: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.param = status, kind, param
+
+
+class Server:
+    """An engine behind HTTP; `app` is the ASGI application.
+
+    Args:
+        engine: answers; the server runs its loop.
+        name: of the model, as clients ask for it.
+        limits: what is allowed.
+        api_keys: any of them opens `/v1`; none leaves it open.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        name: str | None = None,
+        limits: Limits | None = None,
+        api_keys: Sequence[str] = (),
+    ) -> None:
+        self.engine = engine
+        self.limits = limits or Limits()
+        self.name = name or engine.target.spec.name
+        self.metrics = Metrics(self.name)
+        self._keys = tuple(key.encode() for key in api_keys)
+        self._created = int(time.time())
+        self.service = engine.serve(
+            num_rows=self.limits.num_rows,
+            max_waiting=self.limits.max_waiting,
+            prefill_tokens=self.limits.prefill_tokens,
+            pass_tokens=self.limits.pass_tokens,
+        )
+        self.app = self._application()
+
+    def _application(self) -> FastAPI:
+        app = FastAPI(title="slipstream", docs_url=None, redoc_url=None, lifespan=self._lifespan)
+        app.add_exception_handler(Refused, _tell_refusal)
+        app.add_exception_handler(HTTPException, _tell_http)
+        app.add_exception_handler(Exception, _tell_fault)
+        get = {"methods": ["GET"]}
+        app.add_api_route("/", self.page, **get, response_class=HTMLResponse)
+        app.add_api_route("/health", self.health, **get)
+        app.add_api_route("/metrics", self.prometheus, **get, response_class=PlainTextResponse)
+        app.add_api_route("/v1/models", self.models, **get)
+        for path, handler, asked in (
+            ("/v1/chat/completions", self.chat, ChatAsked),
+            ("/v1/completions", self.completions, CompletionAsked),
+        ):
+            body = {"content": {"application/json": {"schema": _inlined(asked)}}, "required": True}
+            app.add_api_route(path, handler, methods=["POST"], openapi_extra={"requestBody": body})
+        return app
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        """At the end, wait for answers under way; the HTTP server takes no more by then."""
+        yield
+        await asyncio.to_thread(self.service.drain, self.limits.drain_seconds)
+        await asyncio.to_thread(self.service.close)
+
+    async def page(self) -> HTMLResponse:
+        """The chat page: one file, no other address."""
+        return HTMLResponse(files("slipstream.serve").joinpath("page.html").read_text("utf-8"))
+
+    async def health(self) -> Response:
+        """200 while requests are taken, else 503."""
+        is_well = self.service.is_alive
+        return JSONResponse({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
+
+    async def prometheus(self) -> PlainTextResponse:
+        """Counters under vLLM's names."""
+        running = self.service.num_running
+        gauges = {
+            "num_requests_running": running,
+            "num_requests_waiting": self.service.num_waiting,
+            "kv_cache_usage_perc": running / self.limits.num_rows,
+        }
+        return PlainTextResponse(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> JSONResponse:
+        """The one model, with what runs it."""
+        self._check_key(request)
+        about = self.engine.describe()
+        card = {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "slipstream",
+            "max_model_len": self.engine.max_length,
+            "method": about["method"],
+            "budget": about.get("budget"),
+        }
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def chat(self, request: Request) -> Response:
+        """OpenAI's chat completions."""
+        return await self._answer(request, ChatAsked, ChatAnswer)
+
+    async def completions(self, request: Request) -> Response:
+        """OpenAI's completions."""
+        return await self._answer(request, CompletionAsked, CompletionAnswer)
+
+    async def _answer(self, request: Request, schema: type, shape: type[Answer]) -> Response:
+        self._check_key(request)
+        begun, id_ = time.monotonic(), uuid.uuid4()
+        asked = _validated(schema, await _body(request, self.limits.body_bytes))
+        self._check_served(asked)
+        ask = Ask(self.engine, asked, id_)
+        rows = await _checked(asyncio.to_thread(ask.rows))
+        answer = shape(ask, rows, self.name)
+        exchange = Exchange(
+            self.service, rows, seconds=self.limits.seconds, is_gone=request.is_disconnected
+        )
+        try:
+            exchange.start()
+        except BusyError as error:
+            status = 429 if self.service.is_alive else 503
+            raise Refused(status, _with_hint(error), "rate_limit_error") from None
+        headers = {"X-Request-Id": answer.id}
+        watched = self._watched(exchange, answer, begun)
+        if asked.stream:
+            events = _events(answer, watched)
+            return _Stream(events, exchange, headers=headers)
+        try:
+            async for index, piece in watched:
+                answer.add(index, piece)
+        except DeadlineError as error:
+            raise Refused(504, str(error), "timeout_error") from None
+        except GoneError:
+            return Response(status_code=HUNG_UP)
+        finally:
+            exchange.stop()
+        if (failure := answer.failure()) is not None:
+            raise Refused(500, failure, "server_error")
+        return JSONResponse(answer.whole(), headers=headers)
+
+    async def _watched(
+        self, exchange: Exchange, answer: Answer, begun: float
+    ) -> AsyncIterator[tuple[int, Any]]:
+        """The exchange's pieces, counted on their way; one line of log at the end."""
+        before: dict[int, float] = {}
+        results = []
+        try:
+            async for index, piece in exchange.pieces():
+                now = time.monotonic()
+                if piece.token_ids and index in before:
+                    self.metrics.note_between(now - before[index], len(piece.token_ids))
+                elif piece.token_ids:
+                    self.metrics.note_first(now - begun)
+                before[index] = now
+                if piece.result is not None:
+                    self.metrics.note_result(piece.result, now - begun)
+                    results.append(piece.result)
+                yield index, piece
+        finally:
+            told = {
+                "id": answer.id,
+                "choices": len(exchange.requests),
+                "finished": [result.finish_reason for result in results],
+                "prompt_tokens": exchange.requests[0].num_prompt,
+                "completion_tokens": sum(result.num_tokens for result in results),
+                "tau": [round(result.tau, 3) for result in results],
+                "seconds": round(time.monotonic() - begun, 3),
+            }
+            log.info("%s", json.dumps(told))
+
+    def _check_key(self, request: Request) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if self._keys and not any(secrets.compare_digest(given, key) for key in self._keys):
+            raise Refused(401, "missing or wrong API key", "authentication_error")
+
+    def _check_served(self, asked: Any) -> None:
+        if asked.model is not None and asked.model != self.name:
+            message = f"the model '{asked.model[:200]}' is not served here, '{self.name}' is"
+            raise Refused(404, message, "not_found_error", "model")
+        if asked.method not in (None, "none", self.engine.method):
+            message = f"method '{asked.method[:200]}' is not served, {self.engine.method} or none"
+            raise Refused(400, message, "invalid_request_error", "method")
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; however they end, the rows are given back."""
+
+    def __init__(self, events: Any, exchange: Exchange, *, headers: Mapping[str, str]) -> None:
+        super().__init__(events, media_type="text/event-stream", headers=dict(headers))
+        self._exchange = exchange
+
+    async def __call__(self, *args: Any) -> None:
+        try:
+            await super().__call__(*args)
+        finally:
+            self._exchange.stop()
+
+
+async def _events(answer: Answer, pieces: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[str]:
+    """The answer's chunks as events; a fault is told as one, the end always is."""
+    try:
+        for chunk in answer.opening():
+            yield _event(chunk)
+        async for index, piece in pieces:
+            for chunk in answer.chunks(index, piece):
+                yield _event(chunk)
+        if (failure := answer.failure()) is not None:
+            yield _event(error_body(failure, "server_error", code=500))
+        for chunk in answer.closing():
+            yield _event(chunk)
+    except DeadlineError as error:
+        yield _event(error_body(str(error), "timeout_error", code=504))
+    except GoneError:
+        return
+    yield "data: [DONE]\n\n"
+
+
+def _event(chunk: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(chunk, ensure_ascii=False, allow_nan=False)}\n\n"
+
+
+async def _body(request: Request, most: int) -> Any:
+    """The JSON value of a body, read no further than `most` bytes.
+
+    Raises:
+        Refused: it is too large, too slow, not UTF-8 or not JSON.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                data += part
+                if len(data) > most:
+                    raise Refused(
+                        413, f"the body is larger than {most} bytes", "invalid_request_error"
+                    )
+        return json.loads(data.decode("utf-8"))
+    except TimeoutError:
+        raise Refused(408, "the body did not arrive in time", "timeout_error") from None
+    except ClientDisconnect:
+        raise Refused(HUNG_UP, "the client hung up", "invalid_request_error") from None
+    except UnicodeDecodeError as error:
+        raise Refused(400, f"the body is not UTF-8: {error}", "invalid_request_error") from None
+    except (ValueError, RecursionError) as error:
+        raise Refused(400, f"the body is not JSON: {error}", "invalid_request_error") from None
+
+
+def _validated(schema: type, value: Any) -> Any:
+    """The body as a schema's object.
+
+    Raises:
+        Refused: a field is unknown, missing, or outside its range; it is named.
+    """
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        path = ".".join(str(part) for part in first["loc"]) or None
+        message = first["msg"]
+        if first["type"] == "extra_forbidden":
+            message = "this field is not supported"
+        told = f"{path or 'the body'}: {message}"[:1000]
+        top = str(first["loc"][0]) if first["loc"] else None
+        raise Refused(400, told, "invalid_request_error", top) from None
+
+
+async def _checked(rows: Awaitable[list[Row]]) -> list[Row]:
+    """The engine's requests, or its complaint as a 400."""
+    try:
+        return await rows
+    except SlipstreamError as error:
+        raise Refused(400, _with_hint(error), "invalid_request_error") from None
+    except TemplateError as error:
+        message = f"the model's chat template refuses these messages: {error}"
+        raise Refused(400, message, "invalid_request_error", "messages") from None
+
+
+def _with_hint(error: SlipstreamError) -> str:
+    return f"{error}; {error.hint}" if error.hint else str(error)
+
+
+def _inlined(schema: type) -> dict[str, Any]:
+    """A schema without outside references, as an OpenAPI document can hold it in one place."""
+    whole = schema.model_json_schema()
+    definitions = whole.pop("$defs", {})
+
+    def resolve(part: Any) -> Any:
+        if isinstance(part, list):
+            return [resolve(one) for one in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return resolve(definitions[part["$ref"].split("/")[-1]])
+        return {key: resolve(value) for key, value in part.items() if key != "discriminator"}
+
+    return resolve(whole)
+
+
+async def _tell_refusal(_request: Request, refused: Exception) -> JSONResponse:
+    assert isinstance(refused, Refused)
+    body = error_body(str(refused), refused.kind, param=refused.param, code=refused.status)
+    headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
+    return JSONResponse(body, refused.status, headers)
+
+
+async def _tell_http(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    body = error_body(str(error.detail), "invalid_request_error", code=error.status_code)
+    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+
+
+async def _tell_fault(_request: Request, error: Exception) -> JSONResponse:
+    log.error("a request failed", exc_info=error)
+    return JSONResponse(error_body("internal error", "server_error", code=500), 500)

@@ -1,0 +1,96 @@
+"""From an HTTP request to the loop's thread and back: pieces of several requests, in order.
+
+Whatever ends an exchange (the last piece, a deadline, a client that hung up, a shutdown), `stop`
+frees every row that is still held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from slipstream.engine.request import Piece, Request
+from slipstream.engine.service import Listener, Service
+from slipstream.errors import SlipstreamError
+
+PATIENCE = 0.5  # seconds between looks at whether the client is still there
+
+
+class DeadlineError(SlipstreamError):
+    """An answer took longer than the server allows."""
+
+
+class GoneError(SlipstreamError):
+    """The client hung up."""
+
+
+class Exchange:
+    """The engine's requests that answer one HTTP request.
+
+    Args:
+        service: runs them.
+        requests: one per choice.
+        seconds: until they must be finished.
+        is_gone: asks whether the client hung up.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        requests: Sequence[Request],
+        *,
+        seconds: float,
+        is_gone: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.requests = tuple(requests)
+        self._service, self._seconds, self._is_gone = service, seconds, is_gone
+        self._news: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
+        self._until = time.monotonic() + seconds
+
+    def start(self) -> None:
+        """Submit everything, or nothing.
+
+        Raises:
+            BusyError: the queue is full.
+        """
+        loop = asyncio.get_running_loop()
+
+        def listener(index: int) -> Listener:
+            return lambda piece: loop.call_soon_threadsafe(self._news.put_nowait, (index, piece))
+
+        try:
+            for index, request in enumerate(self.requests):
+                self._service.submit(request, listener(index))
+        except SlipstreamError:
+            self.stop()
+            raise
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+        """Choice and piece, until every choice has its result.
+
+        Raises:
+            DeadlineError: the time is over.
+            GoneError: the client hung up.
+        """
+        left = len(self.requests)
+        while left:
+            index, piece = await self._next()
+            left -= piece.result is not None
+            yield index, piece
+
+    def stop(self) -> None:
+        """End whatever still runs."""
+        for request in self.requests:
+            self._service.abort(request)
+
+    async def _next(self) -> tuple[int, Piece]:
+        while True:
+            wait = self._until - time.monotonic()
+            if wait <= 0:
+                raise DeadlineError(f"the answer was not finished after {self._seconds:g} s")
+            try:
+                return await asyncio.wait_for(self._news.get(), min(wait, PATIENCE))
+            except TimeoutError:
+                if self._is_gone is not None and await self._is_gone():
+                    raise GoneError("the client hung up") from None

@@ -1,0 +1,110 @@
+"""Answers of a given form: JSON, a JSON schema, a regular expression; masks come from llguidance.
+
+The parser is moved along each path of a draft tree and back, so that every node gets the mask of
+its own prefix. Drafted tokens that break the form are never reached: their parent's mask forbids
+them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
+from torch import Tensor
+
+from slipstream.engine.shaping import Shaper
+from slipstream.errors import SettingError
+from slipstream.target.protocol import Target
+from slipstream.types import DraftTree
+from slipstream.verify.protocol import children
+
+ANY_OBJECT = '{"type": "object"}'
+
+
+def make(wish: Any, target: Target) -> Shaper | None:
+    """A shaper for one request; None for free text.
+
+    Args:
+        wish: a `response_format`, checked.
+        target: with a tokenizer of the fast kind.
+
+    Raises:
+        SettingError: the form is not one, or this model cannot be held to it.
+    """
+    if wish.type == "text":
+        return None
+    if not target.spec.eos_ids:
+        raise SettingError("response_format", wish.type, "text: this model has no end token")
+    try:
+        if wish.type == "regex":
+            rules = LLMatcher.grammar_from_regex(wish.regex)
+        elif wish.type == "json_object":
+            rules = LLMatcher.grammar_from_json_schema(ANY_OBJECT)
+        else:
+            rules = LLMatcher.grammar_from_json_schema(json.dumps(wish.json_schema.schema_))
+    except ValueError as error:
+        raise SettingError(
+            "response_format", wish.type, f"a form that can be read ({error})"
+        ) from None
+    tokenizer = _tokenizer(target.tokenizer.inner, target.spec.vocab_size, target.spec.eos_ids)
+    matcher = LLMatcher(tokenizer, rules)
+    if matcher.is_error():
+        reason = " ".join(matcher.get_error().split())[:300]
+        raise SettingError("response_format", wish.type, f"a form that can be read ({reason})")
+    return GrammarShaper(matcher, target.spec.vocab_size, target.spec.eos_ids)
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(inner: Any, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
+    """Reading a vocabulary takes about a second, so it is done once."""
+    return from_tokenizer(inner, n_vocab=vocab_size, eos_token=list(eos_ids))
+
+
+class GrammarShaper:
+    """Forbids what the form forbids, node by node.
+
+    Args:
+        matcher: at the answer's start.
+        vocab_size: V.
+        eos_ids: what may follow a complete answer.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._matcher, self._eos = matcher, torch.tensor(list(eos_ids))
+        self._bits = allocate_token_bitmask(1, vocab_size)  # [1, V/32] int32
+        self._num_read = -1  # tokens of the row that the parser has seen; the prompt is not parsed
+
+    def __call__(self, logits: Tensor, tree: DraftTree, tokens: Sequence[int]) -> Tensor:
+        """Mask each node's row; a node that breaks the form keeps its own, it is never reached."""
+        if self._num_read < 0:
+            self._num_read = len(tokens)
+        self._matcher.consume_tokens(list(tokens[self._num_read :]))
+        self._num_read = len(tokens)
+        shaped = logits.clone()
+        self._mask(0, shaped, children(tree), tree.tokens.tolist())
+        return shaped
+
+    def _mask(self, node: int, shaped: Tensor, below: list[list[int]], ids: list[int]) -> None:
+        """Mask a node and what is below it; the parser stands at the node."""
+        allowed = self._allowed(shaped.shape[-1]).to(shaped.device)
+        shaped[node].masked_fill_(~allowed, float("-inf"))
+        for child in below[node]:
+            if allowed[ids[child]] and self._matcher.try_consume_tokens([ids[child]]) == 1:
+                self._mask(child, shaped, below, ids)
+                self._matcher.rollback(1)
+
+    def _allowed(self, vocab_size: int) -> Tensor:
+        """[V] bool, the tokens that may come where the parser stands."""
+        if self._matcher.is_stopped():
+            allowed = torch.zeros(vocab_size, dtype=torch.bool)
+            allowed[self._eos] = True
+            return allowed
+        fill_next_token_bitmask(self._matcher, self._bits)
+        places = torch.arange(32, dtype=torch.int32)
+        return ((self._bits[0][:, None] >> places) & 1).bool().flatten()[:vocab_size]

@@ -1,0 +1,176 @@
+"""What may be asked: OpenAI's fields that are honoured, vLLM's names for the others, ours.
+
+A field that is not here is refused by name: an answer that silently ignored it would be wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from slipstream.engine.shaping import Penalties
+
+Text = Annotated[str, Field(max_length=4_000_000)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+Id = Annotated[int, Field(ge=0, lt=2**31)]
+LARGEST_SEED = 2**63
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(_Strict):
+    """How a stream ends."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(_Strict):
+    """A JSON schema the answer must satisfy."""
+
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, object] = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextFormat(_Strict):
+    """Free text."""
+
+    type: Literal["text"]
+
+
+class JsonFormat(_Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class SchemaFormat(_Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+class RegexFormat(_Strict):
+    """Text that a regular expression matches from end to end; an extension."""
+
+    type: Literal["regex"]
+    regex: Annotated[str, Field(min_length=1, max_length=10_000)]
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonFormat | SchemaFormat | RegexFormat, Field(discriminator="type")
+]
+
+
+class Asked(_Strict):
+    """What both endpoints take."""
+
+    model: str | None = None
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    min_p: float = Field(0.0, ge=0, le=1)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    logit_bias: dict[Id, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=4096
+    )
+    seed: int | None = Field(None, ge=-LARGEST_SEED, lt=LARGEST_SEED)
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    stop_token_ids: list[Id] = Field([], max_length=64)
+    n: int = Field(1, ge=1, le=16)
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    user: str | None = None
+    method: str | None = Field(None, description="'none' decodes this request plainly")
+    budget: int | None = Field(None, ge=0, lt=2**31, description="drafted nodes a step may have")
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+
+    def stops(self) -> list[str | int]:
+        """Stop strings and ids, as the engine takes them."""
+        strings = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        return [*strings, *self.stop_token_ids]
+
+    def penalties(self) -> Penalties:
+        """Changes of the logits."""
+        return Penalties(
+            self.repetition_penalty,
+            self.presence_penalty,
+            self.frequency_penalty,
+            self.logit_bias or {},
+            self.min_p,
+        )
+
+
+class TextPart(_Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(_Strict):
+    """One turn of a chat."""
+
+    role: Literal["system", "user", "assistant"]
+    content: Text | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        """Role and text, as chat templates read them."""
+        parts = self.content
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+class ChatAsked(Asked):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1, max_length=4096)
+    max_tokens: int | None = Field(None, ge=1, lt=2**31)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    mark_drafted: bool = Field(False, description="tell of each token whether it was drafted")
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens at most, if a limit was given."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        """Likeliest tokens to tell; None without log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionAsked(Asked):
+    """The body of `/v1/completions`."""
+
+    prompt: Text | list[Id] | list[Text] | list[list[Id]]
+    max_tokens: int = Field(16, ge=1, lt=2**31)
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def limit(self) -> int:
+        """Tokens at most."""
+        return self.max_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        """Likeliest tokens to tell; None without log-probabilities."""
+        return self.logprobs
+
+    def prompts(self) -> list[str | list[int]]:
+        """One or many, as a list."""
+        given = self.prompt
+        if isinstance(given, str) or (given and isinstance(given[0], int)):
+            return [given]
+        return list(given)
