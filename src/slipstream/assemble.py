@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import methods
 from slipstream.errors import CheckpointError, SettingError, UnknownNameError
+from slipstream.formats import hub
 from slipstream.methods import Method
 
 if TYPE_CHECKING:
     from slipstream.drafters.protocol import Drafter
     from slipstream.engine.engine import Engine
+    from slipstream.target.passes import StepCost
     from slipstream.target.protocol import Target
 
+AUTO = "auto"
+AUTO_BUDGET = 32  # drafted nodes at most when they have to pay for themselves
+AUTO_TREES = ("dynamic", "best-first")
 ROOM = 64  # drafted nodes a row gets room for, whatever a user's own drafter says
 
 
@@ -39,7 +44,7 @@ def load(
     drafter: str | Path | Drafter | None = None,
     tree: str | None = None,
     verifier: str | None = None,
-    budget: int | None = None,
+    budget: int | str | None = None,
     depth: int | None = None,
     topk: int | None = None,
     width: int | None = None,
@@ -48,17 +53,22 @@ def load(
     device: str = "auto",
     threads: int | None = None,
     max_length: int | None = None,
+    revision: str | None = None,
+    token: str | None = None,
 ) -> Engine:
     """Load a target and a drafter into an engine.
 
     Args:
         model: an embedded name, a Hugging Face id, a folder, a .gguf file, or a loaded target.
         method: a name from `methods`; ignored when `drafter` is an object.
-        drafter: a checkpoint folder, "zoo:METHOD", or an object with the Drafter protocol; None
-            takes the zoo's drafter for the model.
+        drafter: a checkpoint folder in any known dialect, "zoo:METHOD", a Hugging Face id
+            (ORG/NAME or ORG/NAME@REVISION), or an object with the Drafter protocol; None takes
+            the zoo's drafter for the model.
         tree: kind of draft tree; None takes the method's default, as do the next four.
         verifier: acceptance rule.
-        budget: drafted nodes, root not counted.
+        budget: drafted nodes, root not counted; "auto" keeps as many of each tree as pay for
+            themselves, possibly none, by the seconds of this machine's passes (measured at the
+            first use of a model, which takes a few seconds, and remembered).
         depth: deepest drafted node.
         topk: children scored per node.
         width: slots of a drafted block, of methods that draft blocks; None takes the checkpoint's.
@@ -67,6 +77,9 @@ def load(
         device: where it runs.
         threads: CPU threads; None takes the physical cores.
         max_length: context in tokens; None takes the target's.
+        revision: branch, tag or commit of the model, where it is a Hugging Face id.
+        token: of Hugging Face, for private and gated models and drafters; None takes HF_TOKEN or
+            the login of `hf auth`.
 
     Raises:
         UnknownNameError: no such method, tree or verifier.
@@ -77,8 +90,11 @@ def load(
     """
     is_own = drafter is not None and not isinstance(drafter, str | Path)
     record = _own(drafter) if is_own else methods.get(method)
-    shape = decide(record, tree=tree, verifier=verifier, budget=budget, depth=depth, topk=topk,
-                   width=width)  # fmt: skip
+    is_auto = budget == AUTO
+    shape = decide(record, tree=tree, verifier=verifier, depth=depth, topk=topk, width=width,
+                   budget=AUTO_BUDGET if is_auto else budget)  # fmt: skip
+    if is_auto:
+        check_auto(record, shape.tree)
     if lookup:
         _check_lookup(shape.verifier)
     if drafter is not None and not is_own and not record.needs_checkpoint:
@@ -90,13 +106,16 @@ def load(
         )
     folder = None
     if not is_own and record.needs_checkpoint:
-        folder = locate(drafter, record.name, model)
-    target = _target(model, dtype=dtype, device=device, threads=threads)
-    built = drafter if is_own else _build(record, shape, folder, target)
+        folder = locate(drafter, record.name, model, token=token)
+    hub = {"revision": revision, "token": token}
+    target = _target(model, dtype=dtype, device=device, threads=threads, **hub)
+    cost = _cost_of(target) if is_auto else None
+    built = drafter if is_own else _build(record, shape, folder, target, cost)
     if lookup:
         built, shape = _with_lookup(built, shape)
-    from slipstream.engine.engine import Engine
+    from slipstream.engine.engine import Engine, meter_for
 
+    on_lap = None if cost is None else lambda lap: cost.learn(lap.draft + lap.other)
     verify: Any = methods.resolve(methods.VERIFIERS[shape.verifier])
     return Engine(
         target,
@@ -107,9 +126,11 @@ def load(
         max_nodes=max(ROOM, shape.budget),
         settings={
             **asdict(shape),
+            "auto": is_auto,
             "lookup": lookup,
             "lossless": shape.verifier not in methods.LOSSY,
         },
+        meter=meter_for(target, on_lap),
     )
 
 
@@ -213,23 +234,28 @@ def _check_lookup(verifier: str) -> None:
         )
 
 
-def locate(drafter: str | Path | None, method: str, model: object) -> Path:
+def locate(
+    drafter: str | Path | None, method: str, model: object, *, token: str | None = None
+) -> Path:
     """The folder of a draft checkpoint.
 
     Args:
-        drafter: a folder, "zoo:METHOD", or None for the zoo's drafter of this method; where
-            whole models may draft, also a model's name.
+        drafter: a folder, "zoo:METHOD", a Hugging Face id, or None for the zoo's drafter of this
+            method; where whole models may draft, also a model's name.
         method: a method's name.
         model: the target, as a name or loaded.
+        token: of Hugging Face.
 
     Raises:
-        CheckpointError: there is no such folder.
+        CheckpointError: there is no such folder, and the hub does not give one.
     """
     name = str(drafter) if drafter is not None else f"zoo:{method}"
     if not name.startswith("zoo:"):
         folder = Path(name).expanduser()
         if not folder.is_dir() and "huggingface" in methods.get(method).formats:
             return Path(name)  # a whole model, by its name
+        if not folder.is_dir() and hub.is_id(name):
+            return hub.fetch(name, token=token)
         if not folder.is_dir():
             raise CheckpointError(
                 f"drafter '{name}' is no folder, expected a draft checkpoint",
@@ -281,10 +307,34 @@ def _target(model: str | Target, **options: Any) -> Any:
     return load_target(str(model), **options)
 
 
-def _build(record: Method, shape: Shape, folder: Path | None, target: Target) -> Drafter:
+def check_auto(method: Method, tree: str) -> None:
+    """Raises SettingError where the number of nodes is not the scores' to decide."""
+    if method.drafter and tree in AUTO_TREES:
+        return
+    fitting = [kind for kind in AUTO_TREES if kind in method.trees]
+    raise SettingError(
+        "budget",
+        AUTO,
+        f"a number for a {tree} tree: only the scores of {' and '.join(AUTO_TREES)} trees can say "
+        "what pays",
+        f"add --tree {fitting[0]}" if fitting and method.drafter else "give a number",
+    )
+
+
+def _cost_of(target: Target) -> StepCost:
+    """What a step costs on this machine: measured once per model, then remembered."""
+    from slipstream.target.embedded import cache_root
+    from slipstream.target.passes import StepCost, remembered
+
+    return StepCost(remembered(target, cache_root() / "cost"))
+
+
+def _build(
+    record: Method, shape: Shape, folder: Path | None, target: Target, cost: StepCost | None
+) -> Drafter:
     """The method's drafter; it is told what its signature has a place for."""
     drafter: Any = methods.resolve(record.drafter)
-    told = asdict(shape) | {"children": methods.CHILDREN[shape.verifier]}
+    told = asdict(shape) | {"children": methods.CHILDREN[shape.verifier], "cost": cost}
     make = drafter if folder is None else partial(drafter.from_checkpoint, folder, target)
     takes = inspect.signature(make).parameters
     return make(**{name: value for name, value in told.items() if name in takes})

@@ -158,3 +158,15 @@ def test_a_reader_that_leaves_causes_no_noise(model):
     err = process.stderr.read()
     process.wait(timeout=60)
     assert b"Traceback" not in err and b"BrokenPipe" not in err
+
+
+def test_a_budget_that_pays_for_itself_says_the_same(
+    slipstream, model, drafter, prompts, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    common = ("--model", model, "--prompts", prompts, "--max-new-tokens", "12")
+    plain = ask(slipstream, *common, "--method", "none")
+    auto = ask(slipstream, *common, "--drafter", drafter, "--budget", "auto")
+    assert [o["token_ids"] for o in auto["outputs"]] == [o["token_ids"] for o in plain["outputs"]]
+    (remembered,) = (tmp_path / "cache" / "slipstream" / "cost").iterdir()
+    assert json.loads(remembered.read_text())["sizes"][0] == 1

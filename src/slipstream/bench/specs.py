@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from slipstream import methods
 from slipstream.errors import SettingError, UnknownNameError
 
+AUTO = "auto"
 NUMBERS = ("budget", "depth", "topk", "width")
 TEXTS = ("tree", "verifier", "drafter")
 SYNTAX = (
-    "METHOD[+lookup][:TREE][,budget=N][,depth=N][,topk=N][,width=N][,verifier=RULE]"
+    "METHOD[+lookup][:TREE][,budget=N|auto][,depth=N][,topk=N][,width=N][,verifier=RULE]"
     "[,drafter=FOLDER]"
 )
 
@@ -75,6 +76,8 @@ def parse_spec(text: str) -> MethodSpec:
 
 
 def _value(key: str, value: str) -> object:
+    if key == "budget" and value == AUTO:
+        return value
     if key in NUMBERS:
         if not value.lstrip("-").isdigit() or int(value) < 1:
             raise SettingError(key, value, "a whole number, 1 or more")

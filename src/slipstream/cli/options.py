@@ -54,7 +54,12 @@ VerifierOption = Annotated[
     ),
 ]
 BudgetOption = Annotated[
-    int | None, typer.Option("--budget", help="Drafted nodes per step, root not counted.")
+    str | None,
+    typer.Option(
+        "--budget",
+        metavar="N|auto",
+        help="Drafted nodes per step, root not counted; auto: as many as pay for themselves here.",
+    ),
 ]
 DepthOption = Annotated[
     int | None, typer.Option("--depth", help="Deepest drafted node; a chain of 5 has depth 5.")
@@ -126,7 +131,7 @@ class Setup:
     drafter: str | None = None
     tree: str | None = None
     verifier: str | None = None
-    budget: int | None = None
+    budget: int | str | None = None
     depth: int | None = None
     topk: int | None = None
     lookup: bool = False
@@ -139,8 +144,15 @@ class Setup:
         record = methods.get(self.method)
         check_name("dtype", self.dtype, DTYPES)
         check_at_least_one("threads", self.threads)
-        wishes = ("tree", "verifier", "budget", "depth", "topk", "width")
-        assemble.decide(record, **{name: getattr(self, name) for name in wishes})
+        wishes = {
+            name: getattr(self, name) for name in ("tree", "verifier", "depth", "topk", "width")
+        }
+        budget = _number_or_auto(self.budget)
+        object.__setattr__(self, "budget", budget)
+        is_auto = budget == assemble.AUTO
+        shape = assemble.decide(record, **wishes, budget=None if is_auto else budget)
+        if is_auto:
+            assemble.check_auto(record, shape.tree)
         check_model(self.model)
         if record.needs_checkpoint:
             assemble.locate(self.drafter, record.name, self.model)
@@ -174,6 +186,16 @@ class Setup:
         engine = slipstream.load(settings.pop("model"), settings.pop("method"), **settings)
         note_busy(watch.others())
         return engine
+
+
+def _number_or_auto(budget: int | str | None) -> int | str | None:
+    """The budget as typed: a number, or "auto"."""
+    if budget is None or isinstance(budget, int) or budget == assemble.AUTO:
+        return budget
+    try:
+        return int(budget)
+    except ValueError:
+        raise SettingError("budget", f"'{budget}'", "a whole number, or auto") from None
 
 
 def note_busy(share: float | None) -> None:

@@ -32,6 +32,7 @@ from slipstream.models.language import Language
 from slipstream.target.packed import can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds
+from slipstream.trees.budget import Cost
 from slipstream.types import DraftTree, Verdict
 
 ENOUGH = 0.9  # share of the target's tokens a draft model must know
@@ -61,6 +62,7 @@ class ChainDrafter:
         depth: int = 4,
         topk: int = 1,
         children: str = "chosen",
+        cost: Cost | None = None,
     ) -> Self:
         """Read a draft language model and fit it to a target.
 
@@ -72,6 +74,8 @@ class ChainDrafter:
             depth: of the deepest node.
             topk: children considered per node.
             children: how they come about, see `drafters.candidates`.
+            cost: seconds of a step by its pass's tokens; a tree whose scores decide keeps as many
+                nodes as pay for themselves.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -79,7 +83,10 @@ class ChainDrafter:
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
             UnsupportedTargetError: it is a model that cannot score trees.
         """
-        how = {"tree": tree, "budget": budget, "depth": depth, "topk": topk, "children": children}
+        how = {
+            "tree": tree, "budget": budget, "depth": depth, "topk": topk, "children": children,
+            "cost": cost,
+        }  # fmt: skip
         if is_whole_model(folder):
             from slipstream.target.hf import load_target
 
@@ -99,10 +106,11 @@ class ChainDrafter:
         depth: int = 4,
         topk: int = 1,
         children: str = "chosen",
+        cost: Cost | None = None,
     ) -> Self:
         """Let a whole loaded model draft for a target; see `from_checkpoint`."""
         check_same_tokens(draft, target)
-        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk)
+        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost)
         vocab_size = target.spec.vocab_size
         return cls(ModelRollout(draft, kind.build, vocab_size=vocab_size, children=children))
 
@@ -117,6 +125,7 @@ class ChainDrafter:
         depth: int = 4,
         topk: int = 1,
         children: str = "chosen",
+        cost: Cost | None = None,
     ) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         embedding, spec = target.embedding(), target.spec
@@ -135,7 +144,7 @@ class ChainDrafter:
         network = TokenNetwork(checkpoint.model, embedding, dtype=spec.dtype, device=spec.device)
         rollout = Rollout(
             network,
-            kinds.make(tree, budget=budget, depth=depth, topk=topk).build,
+            kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost).build,
             target_ids=checkpoint.vocabulary.target_ids,
             vocab_size=spec.vocab_size,
             children=children,

@@ -19,7 +19,6 @@ unverified token.
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -92,7 +91,6 @@ class DFlashDrafter:
         self._depth, self._budget = min(depth, config.num_drafts(width)), budget
         self._target_ids = checkpoint.vocabulary.target_ids.to(spec.device)
         self._vocab_size, self._cost = spec.vocab_size, cost
-        self._draft_seconds = 0.0  # of a recent turn's pass, for budgets that pay for themselves
         self._slots: dict[int, int] = {}
         self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
         self._cache = self.network.new_cache(1, ROOM)
@@ -123,7 +121,7 @@ class DFlashDrafter:
             topk: children considered per node.
             width: slots of a block; None takes what the network was trained on.
             children: how they come about, see `drafters.candidates`.
-            cost: seconds of a target pass by its tokens, for a budget that pays for itself.
+            cost: seconds of a step by its pass's tokens, for a budget that pays for itself.
 
         Raises:
             CheckpointError: the folder cannot be read, or lacks the head that is asked for.
@@ -224,7 +222,6 @@ class DFlashDrafter:
         drafting = [row for row in rows if row.max_depth >= 1 and row.max_nodes >= 1]
         trees = {row.key: DraftTree.chain([row.tokens[-1]]) for row in rows}
         if drafting:
-            begun = time.perf_counter()
             behind = [row for row in drafting if len(self._pending[row.key])]
             if behind:
                 self._take(
@@ -233,9 +230,7 @@ class DFlashDrafter:
                 )
                 for row in behind:
                     self._pending[row.key] = self._pending[row.key][:0]
-            blocks = self._denoise(drafting)
-            self._draft_seconds = (time.perf_counter() - begun) / len(drafting)
-            for row, logits in zip(drafting, blocks, strict=True):
+            for row, logits in zip(drafting, self._denoise(drafting), strict=True):
                 trees[row.key] = self._tree(row, logits)
         return [trees[row.key] for row in rows]
 
@@ -277,10 +272,7 @@ class DFlashDrafter:
         if self._children == "chosen" and not self.reads_path:
             same = self._rank(row, logits[:depth], budget if self._is_marginal else self._kind.topk)
         if self._is_marginal and same is not None:
-            return from_marginals(
-                root, same.log_probs, same.tokens, budget,
-                cost=self._cost, other_seconds=self._draft_seconds,
-            )  # fmt: skip
+            return from_marginals(root, same.log_probs, same.tokens, budget, cost=self._cost)
         if self._is_chain and same is not None:
             return _chain(root, same, budget)
         builder = self._kind.build(depth, row.max_nodes)

@@ -37,6 +37,7 @@ from slipstream.models.blocks import Attend
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds
+from slipstream.trees.budget import Cost
 from slipstream.types import DraftTree, Verdict
 
 
@@ -69,6 +70,7 @@ class EagleDrafter:
         depth: int = 4,
         topk: int = 4,
         children: str = "chosen",
+        cost: Cost | None = None,
     ) -> Self:
         """Read a checkpoint and fit it to a target.
 
@@ -80,6 +82,8 @@ class EagleDrafter:
             depth: of the deepest node.
             topk: children considered per node.
             children: how they come about, see `drafters.candidates`.
+            cost: seconds of a step by its pass's tokens; a tree whose scores decide keeps as many
+                nodes as pay for themselves.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -95,6 +99,7 @@ class EagleDrafter:
             depth=depth,
             topk=topk,
             children=children,
+            cost=cost,
         )
 
     @classmethod
@@ -108,6 +113,7 @@ class EagleDrafter:
         depth: int = 4,
         topk: int = 4,
         children: str = "chosen",
+        cost: Cost | None = None,
     ) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         embedding, spec = target.embedding(), target.spec
@@ -123,7 +129,7 @@ class EagleDrafter:
             raise SettingError(
                 "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
             )
-        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk)
+        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost)
         network = PairNetwork(
             checkpoint.model,
             embedding,

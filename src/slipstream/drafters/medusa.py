@@ -26,6 +26,7 @@ from slipstream.formats.medusa import MedusaCheckpoint
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import choices, kinds
+from slipstream.trees.budget import Cost
 from slipstream.trees.kinds import MakeBuilder
 from slipstream.types import DraftTree, Verdict
 
@@ -67,6 +68,7 @@ class MedusaDrafter:
         budget: int = 8,
         depth: int = 4,
         topk: int = 4,
+        cost: Cost | None = None,
     ) -> Self:
         """Read heads and fit them to a target.
 
@@ -77,6 +79,8 @@ class MedusaDrafter:
             budget: drafted nodes.
             depth: of the deepest node; there is a head for each, and no more.
             topk: children considered per node.
+            cost: seconds of a step by its pass's tokens; a tree whose scores decide keeps as many
+                nodes as pay for themselves.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -84,7 +88,9 @@ class MedusaDrafter:
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
         checkpoint = medusa.read(Path(folder))
-        return cls.from_model(checkpoint, target, tree=tree, budget=budget, depth=depth, topk=topk)
+        return cls.from_model(
+            checkpoint, target, tree=tree, budget=budget, depth=depth, topk=topk, cost=cost
+        )
 
     @classmethod
     def from_model(
@@ -96,6 +102,7 @@ class MedusaDrafter:
         budget: int = 8,
         depth: int = 4,
         topk: int = 4,
+        cost: Cost | None = None,
     ) -> Self:
         """Fit heads in memory to a target; see `from_checkpoint`."""
         spec, vocabulary = target.spec, checkpoint.vocabulary
@@ -111,7 +118,9 @@ class MedusaDrafter:
             raise SettingError(
                 "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
             )
-        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk, shape=choices.MEDUSA)
+        kind = kinds.make(
+            tree, budget=budget, depth=depth, topk=topk, shape=choices.MEDUSA, cost=cost
+        )
         ids = None if vocabulary is None else vocabulary.target_ids.to(spec.device)
         return cls(
             HeadNetwork(checkpoint, target),

@@ -17,7 +17,7 @@ import torch
 from slipstream.cache import SlotCache
 from slipstream.drafters.protocol import Drafter
 from slipstream.engine.loop import Loop
-from slipstream.engine.meter import Meter
+from slipstream.engine.meter import Lap, Meter
 from slipstream.engine.prompts import Prompt, encode, is_single
 from slipstream.engine.request import Piece, Request, Result
 from slipstream.engine.service import Service
@@ -75,7 +75,7 @@ class Engine:
         self._max_nodes = max_nodes
         self._chunk = chunk
         self._settings = dict(settings or {})
-        self._meter = meter or _meter_for(target)
+        self._meter = meter or meter_for(target)
         self._keys = itertools.count()
         self._spare: tuple[SlotCache, int, int] | None = None  # a cache, its rows, its slots
 
@@ -322,6 +322,12 @@ class Engine:
         return self.target.new_cache(num_rows, num_slots), num_slots
 
 
-def _meter_for(target: Target) -> Meter:
+def meter_for(target: Target, on_lap: Callable[[Lap], None] | None = None) -> Meter:
+    """The stopwatch that fits a target's device.
+
+    Args:
+        target: whose passes are timed.
+        on_lap: told what every turn took.
+    """
     is_queued = target.spec.device.type == "cuda"
-    return Meter(synchronise=torch.cuda.synchronize if is_queued else None)
+    return Meter(synchronise=torch.cuda.synchronize if is_queued else None, on_lap=on_lap)

@@ -33,15 +33,18 @@ class Meter:
     Args:
         clock: seconds, monotonic.
         synchronise: waits for queued device work before the clock is read; None on the CPU.
+        on_lap: told what every turn took; how costs are learned while decoding.
     """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
         synchronise: Callable[[], None] | None = None,
+        on_lap: Callable[[Lap], None] | None = None,
     ) -> None:
         self._clock = clock
         self._synchronise = synchronise
+        self._on_lap = on_lap
         self._spans: dict[str, float] = {}
         self._started = 0.0
 
@@ -68,7 +71,10 @@ class Meter:
     def lap(self) -> Lap:
         """Seconds since `start`, what lies outside the spans as `other`."""
         draft, target = self._spans["draft"], self._spans["target"]
-        return Lap(draft, target, max(0.0, self.now() - self._started - draft - target))
+        found = Lap(draft, target, max(0.0, self.now() - self._started - draft - target))
+        if self._on_lap is not None:
+            self._on_lap(found)
+        return found
 
 
 @dataclass(slots=True)
