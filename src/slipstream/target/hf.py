@@ -24,7 +24,7 @@ from slipstream.target.fused import why_not
 from slipstream.target.gguf_blocks import read_blocks
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
 from slipstream.target.model import DECODERS, HFTarget
-from slipstream.target.source import check_complete, gguf_of, resolve, unreadable
+from slipstream.target.source import check_complete, gguf_of, pinned, resolve, unreadable
 from slipstream.target.storage import BITS
 from slipstream.target.support import check_quantised, check_supported, text_config
 from slipstream.target.tokens import TargetTokenizer
@@ -42,6 +42,8 @@ def load_target(
     threads: int | None = None,
     packed: bool | None = None,
     decoder: str = "auto",
+    revision: str | None = None,
+    token: str | None = None,
 ) -> HFTarget:
     """Load a target with its tokenizer.
 
@@ -53,6 +55,8 @@ def load_target(
         threads: CPU threads; None takes OMP_NUM_THREADS or the physical cores.
         packed: see `HFTarget`.
         decoder: see `HFTarget`; `auto` is the fastest that this model and machine have.
+        revision: branch, tag or commit of a Hugging Face id; ORG/MODEL@REVISION says the same.
+        token: for private and gated models; None takes HF_TOKEN or the login of `hf auth`.
 
     Raises:
         UnknownNameError: no such embedded model, dtype, or decoder.
@@ -66,8 +70,9 @@ def load_target(
     number_type = pick_dtype(dtype, place)
     if place.type == "cpu":
         use_threads(threads)
-    source = resolve(name, write_dequantised)
-    model, tokenizer = _read(name, source, number_type, place)
+    source, revision = pinned(resolve(name, write_dequantised), revision)
+    hub = {"revision": revision or "main", "token": token}
+    model, tokenizer = _read(name, source, number_type, place, hub)
     options: dict[str, Any] = {"name": name, "packed": packed}
     if dtype in BITS:
         file = gguf_of(name)
@@ -84,23 +89,23 @@ def load_target(
         if fastest == "stock" or dtype in BITS:
             raise
         warnings.warn(f"{error}; the stock decoder runs, more slowly", stacklevel=2)
-    model, tokenizer = _read(name, source, number_type, place)  # the twin had taken the weights
+    model, tokenizer = _read(name, source, number_type, place, hub)  # the twin took the weights
     return HFTarget(model, tokenizer, **options)
 
 
 def _read(
-    name: str, source: str, dtype: torch.dtype, device: torch.device
+    name: str, source: str, dtype: torch.dtype, device: torch.device, hub: dict[str, Any]
 ) -> tuple[PreTrainedModel, Any]:
     """A stock model and its tokenizer."""
     transformers_logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(source)
+        config = AutoConfig.from_pretrained(source, **hub)
         check_supported(config)
         check_quantised(config, device.type)
         model, report = AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, output_loading_info=True
+            source, config=config, dtype=dtype, output_loading_info=True, **hub
         )
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, **hub)
     except SlipstreamError:
         raise
     except Exception as error:  # whatever the loader met in the files
@@ -116,10 +121,10 @@ def load_tokenizer(name: str) -> tuple[TargetTokenizer, int]:
         UnknownNameError: no such embedded model.
         CheckpointError: the model cannot be read.
     """
-    source = resolve(name, write_dequantised)
+    source, revision = pinned(resolve(name, write_dequantised), None)
     try:
-        config = text_config(AutoConfig.from_pretrained(source))
-        inner = AutoTokenizer.from_pretrained(source)
+        config = text_config(AutoConfig.from_pretrained(source, revision=revision or "main"))
+        inner = AutoTokenizer.from_pretrained(source, revision=revision or "main")
     except Exception as error:  # whatever the loader met in the files
         raise unreadable(name, error) from error
     found = (config.eos_token_id, inner.eos_token_id)

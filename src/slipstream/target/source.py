@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,23 +16,32 @@ from slipstream.errors import (
 )
 from slipstream.target import embedded
 
+HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
+
 
 def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
     """A folder, or a Hugging Face id.
 
     Args:
-        name: an embedded name, a folder, a `.gguf` file, or a Hugging Face id.
+        name: an embedded name, a folder, a `.gguf` file, or a Hugging Face id, which may name a
+            revision: ORG/MODEL@REVISION.
         convert: writes a model folder from a GGUF file.
 
     Raises:
         CheckpointError: a folder or file that does not exist, or holds no model.
         UnknownNameError: no embedded model of this name.
+        UnsupportedTargetError: a folder that holds an adapter alone.
     """
     if name in embedded.CATALOGUE:
         return str(embedded.dequantised(embedded.locate(name), name, convert))
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
+            if (path / "adapter_config.json").is_file():
+                raise UnsupportedTargetError(
+                    f"{name} is an adapter (LoRA), not a model",
+                    hint="merge it into its model and save that: peft's merge_and_unload()",
+                )
             raise CheckpointError(
                 f"model folder {name} has no config.json",
                 hint="give the folder that holds config.json and the weights",
@@ -43,11 +53,26 @@ def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
         raise CheckpointError(f"model {name} does not exist", hint=_choices())
     if path.exists():
         raise CheckpointError(f"model {name} is not a folder or a .gguf file", hint=_choices())
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
+    if HUB_ID.fullmatch(name):
         return name
     if "/" in name:
         raise CheckpointError(f"model folder {name} does not exist", hint=_choices())
     raise UnknownNameError("model", name, embedded.CATALOGUE)
+
+
+def pinned(source: str, revision: str | None) -> tuple[str, str | None]:
+    """A source without its revision, and the revision.
+
+    Args:
+        source: as `resolve` gives it.
+        revision: asked for beside the name; it wins over one in the name.
+
+    Example:
+        >>> pinned("org/model@abc", None), pinned("org/model", "v2")
+        (('org/model', 'abc'), ('org/model', 'v2'))
+    """
+    found = None if Path(source).exists() else HUB_ID.fullmatch(source)
+    return (found[1], revision or found[2]) if found else (source, revision)
 
 
 def gguf_of(name: str) -> Path | None:
@@ -64,8 +89,18 @@ def unreadable(name: str, error: Exception) -> SlipstreamError:
     if "Unrecognized configuration class" in reason:
         return UnsupportedTargetError(f"{name} is not a causal language model")
     is_local = name in embedded.CATALOGUE or Path(name).expanduser().exists()
+    if not is_local and is_offline():
+        return CheckpointError(
+            f"cannot read model {name}: it is not in the local cache, and HF_HUB_OFFLINE is set",
+            hint=f"unset HF_HUB_OFFLINE, or fetch it once with `hf download {name}`",
+        )
     hint = "take the model from its source again" if is_local else _choices()
     return CheckpointError(f"cannot read model {name}: {reason[:300]}", hint=hint)
+
+
+def is_offline() -> bool:
+    """Whether the user told Hugging Face libraries to stay off the network."""
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def check_complete(name: str, report: dict[str, Any], num_layers: int) -> None:

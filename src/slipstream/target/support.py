@@ -110,6 +110,29 @@ def check_quantised(config: Any, device_type: str) -> None:
     )
 
 
+def check_whole(model: Any) -> None:
+    """Refuse a loaded model that is spread out, or carries adapters that are not merged.
+
+    Raises:
+        UnsupportedTargetError: with the reason.
+    """
+    name = _name(model.config)
+    if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
+        raise UnsupportedTargetError(
+            f"{name} carries adapters (LoRA) beside its weights",
+            hint="merge them first: model = model.merge_and_unload()",
+        )
+    places = sorted(
+        {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    )
+    if len(places) > 1:
+        raise UnsupportedTargetError(
+            f"{name} is spread over {', '.join(places)} by its device_map; a target is on one "
+            "device",
+            hint="load it with device_map=None, or on a device that holds it whole",
+        )
+
+
 def _check_kind(config: Any, layer: int, kind: str) -> None:
     """Refuse a layer that is neither full nor sliding-window attention."""
     if kind in KINDS:
