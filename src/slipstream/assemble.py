@@ -107,8 +107,8 @@ def load(
     folder = None
     if not is_own and record.needs_checkpoint:
         folder = locate(drafter, record.name, model, token=token)
-    hub = {"revision": revision, "token": token}
-    target = _target(model, dtype=dtype, device=device, threads=threads, **hub)
+    account = {"revision": revision, "token": token}
+    target = _target(model, dtype=dtype, device=device, threads=threads, **account)
     cost = _cost_of(target) if is_auto else None
     built = drafter if is_own else _build(record, shape, folder, target, cost)
     if lookup:

@@ -24,7 +24,7 @@ from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.probe import check_same, probe, sample
 from slipstream.target.products import PackedProduct, PlainProduct
 from slipstream.target.storage import Storage
-from slipstream.target.support import check_supported, layer_kinds, text_config
+from slipstream.target.support import check_supported, check_whole, layer_kinds, text_config
 from slipstream.target.tiles import Quantised, TileProduct
 from slipstream.target.tokens import TargetTokenizer
 from slipstream.trees.mask import Layout
@@ -65,6 +65,7 @@ class HFTarget:
         blocks: Mapping[str, Quantised] | None = None,
     ) -> None:
         check_supported(model.config)
+        check_whole(model)
         if model.get_output_embeddings() is None:
             raise UnsupportedTargetError(f"{type(model).__name__} has no language-model head")
         self.model = model.eval().requires_grad_(False)
