@@ -38,7 +38,7 @@ ALLOWED = {
     | {"assemble"},
     "tune": GROUND
     | {"methods", "engine", "data", "target", "trees", "verify", "drafters.protocol", "bench"},
-    "serve": GROUND | {"engine", "target", "verify"},
+    "serve": GROUND | {"engine", "target", "verify", "tune"},
     "report": GROUND | {"bench", "methods"},
     "assemble": GROUND
     | {"methods", "engine", "drafters", "verify", "target", "trees", "models", "formats"},

@@ -1,0 +1,198 @@
+"""`slipstream serve`: an OpenAI-compatible server, here or by a distributed engine."""
+
+from __future__ import annotations
+
+import math
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream import assemble, methods
+from slipstream.cli import options as o
+from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_name
+from slipstream.errors import SettingError, SlipstreamError
+
+if TYPE_CHECKING:
+    from slipstream.serve.app import Server
+
+ENGINES = ("slipstream", "vllm", "sglang")
+CONTEXT = 4096  # tokens a row has room for unless told otherwise, if the model has as many
+
+
+def serve(
+    model: o.ModelOption = DEFAULT_MODEL,
+    method: o.MethodOption = "eagle3",
+    drafter: o.DrafterOption = None,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any.")] = 8000,
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="ENGINE", help=f"Who serves: {', '.join(ENGINES)}."),
+    ] = "slipstream",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="With another engine: export the drafter there now."),
+    ] = None,
+    served_name: Annotated[
+        str | None, typer.Option("--served-name", metavar="NAME", help="What clients call it.")
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option("--api-key", envvar="SLIPSTREAM_API_KEY", help="Opens /v1; may be repeated."),
+    ] = None,
+    num_rows: Annotated[int, typer.Option("--num-rows", help="Requests that decode together.")] = 8,
+    max_waiting: Annotated[
+        int, typer.Option("--max-waiting", min=0, help="Requests that may queue; then 429.")
+    ] = 64,
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max-length", help=f"Context of a request; {CONTEXT} or the model's."),
+    ] = None,
+    pass_tokens: Annotated[
+        int | None,
+        typer.Option("--pass-tokens", help="Tokens of one decoding pass, shared by the rows."),
+    ] = None,
+    prefill_tokens: Annotated[
+        int | None,
+        typer.Option("--prefill-tokens", help="Prompt tokens between two steps of the others."),
+    ] = None,
+    max_body: Annotated[
+        int, typer.Option("--max-body", help="Largest request, bytes.")
+    ] = 4_000_000,
+    timeout: Annotated[float, typer.Option("--timeout", help="Longest answer, seconds.")] = 600.0,
+    drain: Annotated[
+        float, typer.Option("--drain", help="Seconds a shutdown waits for answers.")
+    ] = 30.0,
+    tree: o.TreeOption = None,
+    verifier: o.VerifierOption = None,
+    budget: o.BudgetOption = None,
+    depth: o.DepthOption = None,
+    topk: o.ChildrenOption = None,
+    width: o.WidthOption = None,
+    lookup: o.LookupOption = False,
+    dtype: o.DtypeOption = "auto",
+    device: o.DeviceOption = "auto",
+    threads: o.ThreadsOption = None,
+) -> None:
+    """Serve a model behind OpenAI's API, with a chat page at / and metrics at /metrics.
+
+    Answers are plain decoding's whatever the load. With --engine vllm or sglang the equivalent
+    command of that engine is printed, and with --output the drafter is exported for it.
+    """
+    check_name("engine", engine, ENGINES)
+    for name, value in (
+        ("num-rows", num_rows),
+        ("max-length", max_length),
+        ("pass-tokens", pass_tokens),
+        ("prefill-tokens", prefill_tokens),
+        ("max-body", max_body),
+    ):
+        check_at_least_one(name, value)
+    for name, seconds in (("timeout", timeout), ("drain", drain)):
+        if not 0 < seconds < math.inf:
+            raise SettingError(name, seconds, "above 0")
+    setup = o.Setup(
+        model, method, drafter, tree, verifier, budget, depth, topk, lookup, dtype, device, threads,
+        width=width,
+    )  # fmt: skip
+    if engine != "slipstream":
+        _hand_over(engine, setup, output, host=host, port=port, max_length=max_length)
+        return
+    if output is not None:
+        raise SettingError("output", output, "nothing here", "it goes with --engine vllm or sglang")
+    _check_installed()
+    listener = socket.create_server((host, port), family=_family(host))
+    loaded = setup.load(max_length=max_length)
+    if max_length is None:
+        loaded.max_length = min(loaded.max_length, CONTEXT)
+    from slipstream.serve.app import Limits, Server
+
+    limits = Limits(num_rows, max_waiting, max_body, timeout, drain, pass_tokens, prefill_tokens)
+    server = Server(loaded, name=served_name, limits=limits, api_keys=api_key or ())
+    _run(server, listener, host)
+
+
+def _run(server: Server, listener: socket.socket, host: str) -> None:
+    """Serve until a signal comes, then drain."""
+    import logging
+
+    import uvicorn
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("slipstream")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    port = listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+    about = server.engine.describe()
+    typer.echo(
+        f"{server.name} with {about['method']} at http://{shown}:{port} "
+        f"(page; API under /v1, metrics at /metrics)",
+        err=True,
+    )
+    config = uvicorn.Config(
+        server.app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=math.ceil(server.limits.drain_seconds),
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def _check_installed() -> None:
+    """Raises SlipstreamError when the server's packages are missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("fastapi", "uvicorn", "llguidance") if find_spec(name) is None]
+    if missing:
+        raise SlipstreamError(
+            f"the server needs {', '.join(missing)}, which is not installed",
+            "pip install 'slipstream[serve]'",
+        )
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _hand_over(engine: str, setup: o.Setup, output: Path | None, **listen: Any) -> None:
+    """Print the other engine's command; export the drafter when a folder was given."""
+    from slipstream.serve.distributed import DIALECTS, handover
+    from slipstream.tune.optimum import Setting
+
+    record = methods.get(setup.method)
+    wishes = ("tree", "verifier", "budget", "depth", "topk", "width")
+    shape = assemble.decide(record, **{name: getattr(setup, name) for name in wishes})
+    setting = Setting(record.name, shape.tree, shape.budget, shape.depth, shape.topk, setup.lookup)
+    source = None
+    if record.needs_checkpoint:
+        source = setup.drafter or f"zoo:{record.name}"
+    found = handover(
+        engine,
+        setting,
+        model=setup.model,
+        loadable=_loadable(setup.model),
+        source=source,
+        folder=str(output or f"{record.name}-for-{engine}"),
+        **listen,
+    )
+    for note in found.notes:
+        typer.echo(f"note: {note}", err=True)
+    if source is not None and output is not None:
+        from slipstream.cli.convert import convert
+
+        convert(source=source, output=output, to=DIALECTS[engine], model=setup.model)
+        typer.echo(str(found).splitlines()[-1])
+    else:
+        typer.echo(str(found))
+
+
+def _loadable(model: str) -> str:
+    """A name other engines can load: an embedded model is a file on this machine."""
+    from slipstream.target.embedded import CATALOGUE, locate
+
+    return str(locate(model)) if model in CATALOGUE else model

@@ -1,0 +1,297 @@
+"""What clients get wrong is a 4xx that names it; what goes away frees its row; nothing hangs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from serving import Running, running, tiny_engine
+from slipstream.errors import BusyError
+
+CHAT = {"messages": [{"role": "user", "content": "ab"}], "model": "tiny", "max_tokens": 4}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Running]:
+    with running(tiny_engine(), num_rows=2, max_waiting=40, body_bytes=20_000) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Running]:
+    """Half a minute for an answer of 100 tokens, one second allowed."""
+    engine = tiny_engine(seconds=0.03)
+    with running(engine, num_rows=1, max_waiting=1, seconds=1.0) as found:
+        yield found
+
+
+def post(
+    served: Running,
+    body: object,
+    *,
+    path: str = "/v1/chat/completions",
+    headers: dict | None = None,
+) -> tuple[int, dict]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    connection.request("POST", path, data, {"Content-Type": "application/json", **(headers or {})})
+    reply = connection.getresponse()
+    told = json.loads(reply.read() or b"{}")
+    connection.close()
+    return reply.status, told
+
+
+def wait_until_idle(served: Running, seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    service = served.server.service
+    while service.num_running or service.num_waiting:
+        assert time.monotonic() < end, "a row is still held"
+        time.sleep(0.01)
+    assert service.leaks() == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"audio": {}}, "audio"),
+        ({"tools": []}, "tools"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1000}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -3}, "max_completion_tokens"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"stop": [""]}, "stop"),
+        ({"seed": 2**70}, "seed"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"method": "eagle3"}, "method"),
+        ({"stream_options": {"x": 1}}, "stream_options"),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it(served: Running, change: dict, param: str) -> None:
+    status, told = post(served, CHAT | change)
+    assert status == 400
+    assert told["error"]["param"] == param and told["error"]["type"] == "invalid_request_error"
+    assert param in told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b'{"messages": "\xc3"}', "not UTF-8"),
+        (b"[" * 15_000, "not JSON"),
+        (b"[]", "the body"),
+        (b"null", "the body"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "messages"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "\\ud800": 1}', "the body"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
+    ],
+)
+def test_a_body_that_is_none(served: Running, body: bytes, words: str) -> None:
+    status, told = post(served, body)
+    assert status == 400 and words in told["error"]["message"]
+
+
+def test_what_the_model_cannot_take(served: Running) -> None:
+    asked = [
+        ({"messages": [{"role": "user", "content": "a" * 400}]}, "context 300"),
+        ({"logit_bias": {"99999": 1}}, "biased token is 99999"),
+        ({"response_format": {"type": "regex", "regex": "("}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}},
+            "response_format",
+        ),
+    ]
+    for change, words in asked:
+        status, told = post(served, CHAT | change)
+        assert status == 400 and words in told["error"]["message"], told
+    for prompt in ("", [], [[]], [99999]):
+        status, told = post(served, {"prompt": prompt}, path="/v1/completions")
+        assert status == 400 and "prompt" in told["error"]["message"]
+
+
+def test_addresses_methods_models_and_sizes(served: Running) -> None:
+    assert post(served, CHAT | {"model": "gpt-9"})[0] == 404
+    assert post(served, CHAT, path="/v1/nothing")[0] == 404
+    assert post(served, CHAT, path="/health")[0] == 405
+    status, told = post(served, CHAT | {"user": "x" * 30_000})
+    assert status == 413 and "20000 bytes" in told["error"]["message"]
+
+
+def test_a_key_opens_the_api_and_nothing_else_needs_it() -> None:
+    with running(tiny_engine(), api_keys=("secret",), num_rows=1) as served:
+        assert post(served, CHAT)[0] == 401
+        assert post(served, CHAT, headers={"Authorization": "Bearer wrong"})[0] == 401
+        assert post(served, CHAT, headers={"Authorization": "Bearer secret"})[0] == 200
+        for path, status in (("/health", 200), ("/metrics", 200), ("/", 200), ("/v1/models", 401)):
+            assert get(served, path)[0] == status
+
+
+def get(served: Running, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    connection.request("GET", path)
+    reply = connection.getresponse()
+    text = reply.read().decode()
+    connection.close()
+    return reply.status, text
+
+
+def test_metrics_count_under_vllms_names() -> None:
+    with running(tiny_engine(), num_rows=1) as served:
+        told = post(served, CHAT | {"max_tokens": 60, "temperature": 0})[1]
+        text = get(served, "/metrics")[1]
+    values = dict(
+        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
+    )
+    label = '{model_name="tiny"}'
+    speculation = told["metrics"]["speculative_decoding"]
+    expected = {
+        "generation_tokens_total": told["usage"]["completion_tokens"],
+        "prompt_tokens_total": told["usage"]["prompt_tokens"],
+        "spec_decode_num_draft_tokens_total": speculation["num_draft_tokens"],
+        "spec_decode_num_accepted_tokens_total": speculation["num_accepted_draft_tokens"],
+        "num_requests_running": 0,
+        "num_requests_waiting": 0,
+        "time_to_first_token_seconds_count": 1,
+        "inter_token_latency_seconds_count": told["usage"]["completion_tokens"] - 1,
+        "e2e_request_latency_seconds_count": 1,
+    }
+    for name, value in expected.items():
+        assert float(values[f"vllm:{name}{label}"]) == value, name
+    per_position = [
+        float(value) for name, value in values.items() if "accepted_tokens_per_pos_total" in name
+    ]
+    assert sum(per_position) == speculation["num_accepted_draft_tokens"]
+    assert float(values['vllm:request_success_total{model_name="tiny",finished_reason="length"}'])
+
+
+def test_a_deadline_ends_an_answer_and_frees_its_row(slow: Running) -> None:
+    long = CHAT | {"max_tokens": 250, "method": "none", "logit_bias": {}, "temperature": 0}
+    status, told = post(slow, long)
+    assert status == 504 and "1 s" in told["error"]["message"]
+    wait_until_idle(slow)
+    connection = http.client.HTTPConnection("127.0.0.1", slow.port, timeout=20)
+    connection.request("POST", "/v1/chat/completions", json.dumps(long | {"stream": True}))
+    text = connection.getresponse().read().decode()
+    assert '"type": "timeout_error"' in text and text.endswith("data: [DONE]\n\n")
+    wait_until_idle(slow)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_ten_clients_that_hang_up_leak_nothing(slow: Running, stream: bool) -> None:
+    long = CHAT | {"max_tokens": 250, "stream": stream, "method": "none"}
+    data = json.dumps(long).encode()
+    for _ in range(10 if stream else 2):
+        with socket.create_connection(("127.0.0.1", slow.port)) as client:
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                + str(len(data)).encode() + b"\r\n\r\n" + data
+            )  # fmt: skip
+            if stream:
+                assert client.recv(100).startswith(b"HTTP/1.1 200")
+            else:
+                time.sleep(0.1)
+        wait_until_idle(slow)
+    assert post(slow, CHAT)[0] == 200
+
+
+def test_whoever_comes_when_the_queue_is_full_is_told(slow: Running) -> None:
+    statuses: list[int] = []
+
+    def ask() -> None:
+        statuses.append(post(slow, CHAT | {"max_tokens": 6, "method": "none"})[0])
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 2
+    wait_until_idle(slow)
+
+
+def test_a_termination_lets_streams_finish() -> None:
+    with running(tiny_engine(seconds=0.02), num_rows=1) as served:
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+        body = CHAT | {"max_tokens": 30, "stream": True, "temperature": 0, "method": "none"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        reply = connection.getresponse()
+        reply.read(10)
+        served.http.handle_exit(signal.SIGTERM, None)
+        served.http._captured_signals.clear()  # this thread's process is not the server's alone
+        text = reply.read().decode()
+        assert text.endswith("data: [DONE]\n\n") and '"finish_reason": "length"' in text
+    service = served.server.service
+    assert not service.is_alive and service.leaks() == ""
+    with pytest.raises(BusyError, match="shutting down"):
+        service.submit(served.server.engine.request([1]), print)
+
+
+def test_a_fault_of_the_loop_spares_the_next_request() -> None:
+    engine = tiny_engine()
+    propose, broken = engine.drafter.propose, [True]
+
+    def fail_once(rows: list) -> list:
+        if broken:
+            broken.clear()
+            raise RuntimeError("out of memory, say")
+        return propose(rows)
+
+    engine.drafter.propose = fail_once
+    with running(engine, num_rows=1) as served:
+        status, told = post(served, CHAT | {"temperature": 0})
+        assert status == 500 and told["error"]["message"] == "internal error"
+        assert post(served, CHAT | {"temperature": 0})[0] == 200
+        wait_until_idle(served)
+
+
+def test_random_bodies_are_answered_and_never_with_a_500(served: Running) -> None:
+    chance = random.Random(0)
+    values = [
+        None, True, -1, 0, 1, 7, 1.5, 1e400, 2**80, "", "ab", "\u0000", "\ud83d\ude00", [], {},
+        ["a"], [1], [[1, 2]], {"type": "text"}, {"1": 5}, [{"role": "user", "content": "a"}],
+        {"type": "json_object"}, [{"role": "system", "content": [{"type": "text", "text": "b"}]}],
+    ]  # fmt: skip
+    names = [
+        "messages", "prompt", "temperature", "top_p", "top_k", "min_p", "n", "stop", "seed",
+        "stream", "logprobs", "top_logprobs", "logit_bias", "max_tokens", "response_format",
+        "stream_options", "method", "budget", "presence_penalty", "stop_token_ids", "unknown",
+    ]  # fmt: skip
+    seen = set()
+    for _ in range(300):
+        path, body = chance.choice([
+            ("/v1/chat/completions", {"messages": CHAT["messages"], "max_tokens": 3}),
+            ("/v1/completions", {"prompt": "ab", "max_tokens": 3}),
+        ])  # fmt: skip
+        changes = {chance.choice(names): chance.choice(values) for _ in range(chance.randint(0, 2))}
+        data = json.dumps(body | changes).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+        connection.request("POST", path, data)
+        reply = connection.getresponse()
+        reply.read()
+        connection.close()
+        assert reply.status in (200, 400), (reply.status, body | changes)
+        seen.add(reply.status)
+    assert seen == {200, 400}
+    wait_until_idle(served)
