@@ -106,6 +106,8 @@ def test_a_random_model_gets_the_advice_not_to_speculate(monkeypatch):
     assert found.to_dict()["measured_speedup"] == 1.0
     assert {each.method for each in found.draftings} == {"ngram", "eagle3"}
     assert found.acceptance["eagle3"]["calibration"]["1"]["ece"] > 0
+    defaults = [each["name"] for each in found.judged if each["is_default"]]
+    assert defaults == ["ngram:chain,depth=8", "eagle3:dynamic,budget=8,depth=4,topk=4"]
 
 
 def test_a_prediction_that_does_not_hold_elsewhere_is_not_followed():

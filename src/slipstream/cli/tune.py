@@ -88,7 +88,7 @@ def tune(
     with json_output(json) as writer:
         texts = read_texts(tasks, prompts, limit)
         quiet_libraries()
-        load = _loader(setup, drafter)
+        load = loader(setup, drafter)
         encoded = encode_tasks(load("none").target, texts, raw=raw)
         asked = [prompt for group in encoded.values() for prompt in group]
         if only is not None:
@@ -135,7 +135,7 @@ def _names(
     return tuple(name for name in dict.fromkeys(wanted) if name != "none")
 
 
-def _loader(setup: o.Setup, drafter: str | None) -> Callable[..., Any]:
+def loader(setup: o.Setup, drafter: str | None) -> Callable[..., Any]:
     """Makes engines on one target; each setting is loaded once."""
     from dataclasses import replace
 

@@ -268,29 +268,44 @@ def _judge(
     prompts: Sequence[BenchPrompt],
     arguments: Mapping[str, Any],
 ) -> None:
-    """Measure the choice, and every method's best, beside their predictions on other prompts."""
-    wanted: dict[str, Setting] = {}
-    for one in optimum.best_by_method(found.predictions).values():
-        if one.setting != PLAIN:
-            wanted[one.setting.name] = one.setting
-    if not wanted:
+    """Measure every method's best, and its default, beside their predictions on other prompts."""
+    defaults = _defaults(found)
+    predicted = {
+        one.setting.name: one
+        for one in (*optimum.best_by_method(found.predictions).values(), *defaults)
+        if one.setting != PLAIN
+    }
+    if not predicted:
         return
     engines = {PLAIN.name: plain}
-    for name, setting in wanted.items():
-        engines[name] = load(setting.method, **setting.options())
+    for name, one in predicted.items():
+        engines[name] = load(one.setting.method, **one.setting.options())
     measured = runner.measure(engines, prompts, {**arguments, "num_rows": 1})
     reference = measured.samples[PLAIN.name]
-    predicted = {one.setting.name: one for one in found.predictions}
-    for name in wanted:
+    for name, one in predicted.items():
         samples = measured.samples[name]
         found.judged.append(
             {
                 "name": name,
-                "predicted_tau": predicted[name].tau,
+                "is_default": one in defaults,
+                "predicted_tau": one.tau,
                 "measured_tau": measures.tau(samples),
-                "predicted_speedup": predicted[name].speedup,
+                "predicted_speedup": one.speedup,
                 "measured_speedup": measures.speedup(samples, reference),
                 "measured_speedup_ci": measures.speedup_interval(samples, reference),
                 "num_prompts": len(samples),
             }
         )
+
+
+def _defaults(found: Found) -> list[Prediction]:
+    """What each method's settings in the catalogue should do."""
+    made = []
+    for drafting in found.draftings:
+        record = methods.get(drafting.method)
+        if drafting.tree == record.tree and record.depth <= drafting.depth:
+            topk = 1 if record.tree == "chain" else record.topk
+            budget = record.depth if record.tree == "chain" else record.budget
+            setting = Setting(record.name, record.tree, budget, record.depth, topk)
+            made.append(optimum.predict(setting, drafting, found.plain))
+    return made
