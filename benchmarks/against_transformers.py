@@ -1,6 +1,6 @@
 """Tokens per second of our engine beside `transformers` generate: same prompts, type and threads.
 
-    OMP_WAIT_POLICY=PASSIVE python benchmarks/against_transformers.py [--dtypes bfloat16,int4 --methods none,eagle3]
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/against_transformers.py [--dtypes bfloat16,int4]
 
 MT-bench first turns, greedy, prompt by prompt in turn. Each side is timed over whole answers,
 prefill included. Writes benchmarks/results/against_transformers.json.

@@ -1,6 +1,6 @@
 """Seconds of a target pass against tokens, context and rows, beside the machine's limit.
 
-    OMP_WAIT_POLICY=PASSIVE python benchmarks/passes.py [--dtype bfloat16 --decoder compiled --threads 2]
+    OMP_WAIT_POLICY=PASSIVE python benchmarks/passes.py [--dtype bfloat16 --decoder fused]
 
 Writes benchmarks/results/passes_<weights>_<decoder>.json and one SVG per axis.
 """
