@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import slipstream
 from fakes import tiny_target
 from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError, UnknownNameError
 from slipstream.formats import detect, dflash, eagle, eagle3, medusa
@@ -294,6 +295,8 @@ def test_copies_of_another_target_are_refused(target, tmp_path):
         CheckpointError, match=r"embed_tokens\.weight is not the target's embedding"
     ):
         convert(tmp_path / "official", "slipstream", target, tmp_path / "out", prompts=PROMPTS)
+    with pytest.raises(CheckpointError, match=r"embed_tokens\.weight is not"):
+        slipstream.load(target, "eagle", drafter=tmp_path / "official")
 
 
 def test_a_widened_vocabulary_is_told(target, tmp_path):

@@ -34,6 +34,7 @@ from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import CachedAttention
 from slipstream.errors import CheckpointError, SettingError
 from slipstream.formats import dflash
+from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.models.blocks import rotation, turn
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
@@ -128,7 +129,7 @@ class DFlashDrafter:
             DrafterMismatchError: it was made for another target.
             SettingError: a block wider than the trained one, or the tree is unknown.
         """
-        checkpoint = dflash.read(Path(folder), target_layers=target.spec.num_layers)
+        checkpoint = dflash.read(Path(folder), target=facts_of(target))
         return cls.from_model(
             checkpoint,
             target,

@@ -31,6 +31,7 @@ from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.errors import SettingError
 from slipstream.formats import eagle, eagle3
+from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.eagle import EagleCheckpoint
 from slipstream.formats.eagle3 import Eagle3Checkpoint
 from slipstream.models.blocks import Attend
@@ -90,7 +91,7 @@ class EagleDrafter:
             DrafterMismatchError: it was made for another target.
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
-        checkpoint = cls.layout.read(Path(folder), target_layers=target.spec.num_layers)
+        checkpoint = cls.layout.read(Path(folder), target=facts_of(target))
         return cls.from_model(
             checkpoint,
             target,

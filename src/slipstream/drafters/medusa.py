@@ -22,6 +22,7 @@ from slipstream.drafters.candidates import pick
 from slipstream.drafters.protocol import Row
 from slipstream.errors import SettingError
 from slipstream.formats import medusa
+from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.medusa import MedusaCheckpoint
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
@@ -87,7 +88,7 @@ class MedusaDrafter:
             DrafterMismatchError: the heads were made for another target.
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
-        checkpoint = medusa.read(Path(folder))
+        checkpoint = medusa.read(Path(folder), target=facts_of(target))
         return cls.from_model(
             checkpoint, target, tree=tree, budget=budget, depth=depth, topk=topk, cost=cost
         )

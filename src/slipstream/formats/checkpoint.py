@@ -19,6 +19,7 @@ from slipstream.models.eagle import Eagle
 from slipstream.models.eagle3 import Eagle3
 from slipstream.models.medusa import Medusa
 from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.target.protocol import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,23 @@ class TargetFacts:
     embedding: Tensor | None = None
     head: Tensor | None = None
     architecture: str = ""
+
+
+def facts_of(target: Target, name: str | None = None) -> TargetFacts:
+    """What dialects need to know of a loaded target.
+
+    Args:
+        target: loaded.
+        name: what files call it; None takes its own name.
+    """
+    spec = target.spec
+    return TargetFacts(
+        name or spec.name,
+        spec.num_layers,
+        target.embedding().detach().cpu(),
+        target.head().detach().cpu(),
+        spec.architecture,
+    )
 
 
 def without_prefix(tensors: Mapping[str, Tensor], prefix: str = "model.") -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ import torch
 
 from slipstream.errors import CheckpointError
 from slipstream.formats import detect, folder
-from slipstream.formats.checkpoint import Checkpoint, Files, TargetFacts
+from slipstream.formats.checkpoint import Checkpoint, Files, facts_of
 from slipstream.models.readout import Readout
 from slipstream.parity.patient import read_card
 from slipstream.parity.proof import Proof, doubts, prove
@@ -109,18 +109,6 @@ def convert(
         notes,
         tuple(doubts(before, texts, readout)),
         names,
-    )
-
-
-def facts_of(target: Any, name: str | None = None) -> TargetFacts:
-    """What dialects need to know of a loaded target."""
-    spec = target.spec
-    return TargetFacts(
-        name or spec.name,
-        spec.num_layers,
-        target.embedding().detach().cpu(),
-        target.head().detach().cpu(),
-        spec.architecture,
     )
 
 
