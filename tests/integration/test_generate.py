@@ -135,7 +135,7 @@ def test_a_real_interrupt_ends_with_130(model):
     command += ["--method", "none", "--prompt", "hi", "--max-new-tokens", "230"]
     # A background job ignores the signal, and so would its children.
     slow = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    slow += "import slipstream.engine.engine as e, time; f = e.step\n"
+    slow += "import slipstream.engine.loop as e, time; f = e.step\n"
     slow += "def step(*a):\n    time.sleep(0.5)\n    return f(*a)\ne.step = step\n"
     slow += "from slipstream.cli.main import main; main()"
     command[1:3] = ["-c", slow]
