@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import slipstream
+from fakes import tiny_target
 from published import LAYOUTS, D, L, V, publish, write
 from slipstream.errors import CheckpointError
 from slipstream.formats import detect, folder
@@ -187,3 +191,30 @@ def test_a_dialect_without_a_place_names_those_that_have_one():
     with pytest.raises(CheckpointError, match="medusa has no place for an EAGLE-3") as caught:
         detect.dialect_for("medusa", "eagle3")
     assert "slipstream, speculators, vllm, angelslim, specforge, eagle" in caught.value.hint
+
+
+def test_the_docs_name_every_dialect_and_its_methods():
+    page = Path(__file__).resolve().parents[2] / "docs" / "formats.md"
+    rows = {
+        line.split("|")[1].strip(" `"): line.split("|")[2]
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `")
+    }
+    assert set(rows) == set(detect.names())
+    for dialect in ALL:
+        assert dialect.method in rows[dialect.name], dialect
+
+
+@pytest.mark.parametrize("name", ["deepspec/dspark", "speculators/dspark", "vllm/eagle3"])
+def test_a_foreign_folder_drafts_losslessly(name, tmp_path):
+    """Read as it is; what comes out is plain decoding's."""
+    target = tiny_target(num_hidden_layers=L)
+    torch.manual_seed(1)
+    made = write(tmp_path / "drafter", *publish(name, target.embedding(), target.head()))
+    engine = slipstream.load(target, name.partition("/")[2], drafter=made)
+    plain = slipstream.load(target, "none")
+    prompt = [5, 6, 7, 8, 9, 10]
+    assert (
+        engine.generate(prompt, max_new_tokens=16).token_ids
+        == plain.generate(prompt, max_new_tokens=16).token_ids
+    )

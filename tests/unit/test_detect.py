@@ -11,8 +11,10 @@ from safetensors.torch import save_file
 from published import LLAMA, D, V, dflash, eagle, eagle3, markov, publish, speculators, write
 from slipstream.errors import CheckpointError
 from slipstream.formats import detect, medusa
+from slipstream.formats import dflash as blocks
 from slipstream.formats import eagle3 as layout
 from slipstream.formats.checkpoint import TargetFacts
+from slipstream.train import recipes
 
 REDUCED = LLAMA | {"draft_vocab_size": 40, "architectures": ["LlamaForCausalLMEagle3"]}
 BLOCKS = LLAMA | {"num_hidden_layers": 2, "block_size": 4}
@@ -97,3 +99,12 @@ def test_a_published_folder_drafts_at_once(tmp_path):
     assert layout.read(folder, target_layers=8).model.config.taps == (2, 4, 6)
     folder = write(tmp_path / "vllm", *publish("vllm/eagle3", embedding, head))
     assert layout.read(folder, target_layers=8).model.config.taps == (1, 2, 4, 5, 6)
+
+
+def test_a_path_table_is_drafted_with_but_not_trained(tmp_path):
+    embedding, head = torch.randn(V, D), torch.randn(V, D)
+    folder = write(tmp_path / "made", *publish("deepspec/dspark", embedding, head))
+    read = blocks.read(folder, target_layers=8)
+    recipe = recipes.get("dspark")
+    with pytest.raises(CheckpointError, match="not trained here"):
+        recipe.objective(read, recipe.settings())

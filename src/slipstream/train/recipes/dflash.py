@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
+from slipstream.errors import CheckpointError
 from slipstream.formats import dflash
 from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.models.dflash import DFlash, DFlashConfig, choose_mask_token, default_taps
@@ -127,6 +128,11 @@ def make_with_path(material: Material, settings: DSparkSettings) -> DFlashCheckp
 
 def path_objective(checkpoint: DFlashCheckpoint, settings: DSparkSettings) -> BlockDiffusion:
     """Masked blocks with a path head, which a drafter to start from may not have yet."""
+    if checkpoint.model.config.has_path_table:
+        raise CheckpointError(
+            "the drafter's path head is a table over the vocabulary, which is not trained here",
+            "start from a drafter without a path head, or from one trained here",
+        )
     if checkpoint.model.path is None:
         checkpoint.model.add_path(settings.path_rank)
     return objective(checkpoint, settings)
