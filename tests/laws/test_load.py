@@ -19,6 +19,7 @@ from slipstream.engine.engine import Engine
 from slipstream.engine.loop import Loop
 from slipstream.engine.meter import Meter
 from slipstream.engine.shaping import Penalties
+from slipstream.engine.throttle import Throttle
 from slipstream.verify.walk import walk
 
 
@@ -45,8 +46,8 @@ def loop_of(engine: Engine, num_rows: int, prefill_tokens: int | None = 8) -> tu
     slots = engine.max_length + 64
     cache = engine.target.new_cache(num_rows, slots)
     loop = Loop(
-        engine.target, engine.drafter, walk, cache, Meter(),
-        num_rows=num_rows, num_slots=slots, chunk=8, prefill_tokens=prefill_tokens, pass_tokens=20,
+        engine.target, engine.drafter, walk, cache, Meter(), num_rows=num_rows, num_slots=slots,
+        chunk=8, prefill_tokens=prefill_tokens, throttle=Throttle(64, pass_tokens=20),
     )  # fmt: skip
     return loop, cache
 
@@ -123,7 +124,7 @@ def test_speculation_shrinks_with_load_and_zero_is_allowed() -> None:
             pass
         widths[num_rows] = max(step.tree.budget for r in requests for step in r.steps[:1])
         assert [r.emitted for r in requests] == [target.answer(p, 20) for p in prompts[:num_rows]]
-    assert widths == {1: 8, 4: 4, 24: 0}
+    assert widths == {1: 8, 4: 4, 24: 0}, "untried, the widest that is allowed comes first"
     crowded = max(len(call) for call in target.calls)
     assert crowded > 1
     for call in target.calls:

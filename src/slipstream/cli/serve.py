@@ -52,7 +52,7 @@ def serve(
     ] = None,
     pass_tokens: Annotated[
         int | None,
-        typer.Option("--pass-tokens", help="Tokens of one decoding pass, shared by the rows."),
+        typer.Option("--pass-tokens", help="Tokens of one decoding pass at most; as many as pay."),
     ] = None,
     prefill_tokens: Annotated[
         int | None,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from slipstream.engine.request import Piece, Request, Result
 from slipstream.engine.service import Service
 from slipstream.engine.shaping import Penalties, Shaper, shapers
 from slipstream.engine.text import TextStream, Verbatim
+from slipstream.engine.throttle import Throttle
 from slipstream.errors import PromptTooLongError, SettingError
 from slipstream.sampling import Sampler
 from slipstream.target.protocol import Target
@@ -247,8 +249,8 @@ class Engine:
             max_waiting: requests that may wait for a row.
             prefill_tokens: prompt tokens between two steps of the running rows; None takes one
                 chunk.
-            pass_tokens: tokens of one decoding pass, shared by the rows; None gives a single
-                row its widest tree.
+            pass_tokens: tokens of one decoding pass at most, shared by the rows; None sets no
+                bound besides what pays, see `throttle`.
 
         Raises:
             SettingError: a number is outside its range.
@@ -262,12 +264,13 @@ class Engine:
             if value is not None and value < least:
                 raise SettingError(name, value, f"{least} or more")
         num_slots = self.max_length + self._max_nodes
+        widest = min(self._max_nodes, int(self._settings.get("budget") or self._max_nodes))
         loop = self._loop(
             self.target.new_cache(num_rows, num_slots),
             num_rows,
             num_slots,
             prefill_tokens=prefill_tokens or self._chunk,
-            pass_tokens=pass_tokens or self._max_nodes + 1,
+            throttle=Throttle(widest, pass_tokens),
         )
         return Service(loop, max_requests=num_rows + max_waiting)
 
@@ -277,7 +280,7 @@ class Engine:
         decoder = self.tokenizer if skip_special else Verbatim(self.tokenizer)
         return TextStream(decoder, stop_strings)
 
-    def _loop(self, cache: SlotCache, num_rows: int, num_slots: int, **limits: int) -> Loop:
+    def _loop(self, cache: SlotCache, num_rows: int, num_slots: int, **options: Any) -> Loop:
         return Loop(
             self.target,
             self.drafter,
@@ -287,7 +290,7 @@ class Engine:
             num_rows=num_rows,
             num_slots=num_slots,
             chunk=self._chunk,
-            **limits,
+            **options,
         )
 
     def _pieces(self, request: Request) -> Iterator[Piece]:

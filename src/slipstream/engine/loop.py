@@ -16,6 +16,7 @@ from slipstream.engine.meter import Meter
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.step import prefill, step
+from slipstream.engine.throttle import Throttle
 from slipstream.target.protocol import Target
 from slipstream.verify.protocol import Verify
 
@@ -34,8 +35,8 @@ class Loop:
         chunk: prompt tokens per prefill pass.
         prefill_tokens: prompt tokens per turn, after which the running rows get their step; None
             finishes every prompt that has a row first.
-        pass_tokens: tokens of one decoding pass, roots included. The rows share them evenly, so
-            speculation shrinks as rows are added, down to none; None leaves trees as they are.
+        throttle: says before each step how much the rows may draft, down to nothing; None leaves
+            trees as they are.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class Loop:
         num_slots: int,
         chunk: int,
         prefill_tokens: int | None = None,
-        pass_tokens: int | None = None,
+        throttle: Throttle | None = None,
     ) -> None:
         self._target, self._drafter, self._verify = target, drafter, verify
         self._cache, self._meter, self._chunk = cache, meter, chunk
         self._num_rows, self._num_slots = num_rows, num_slots
         self._prefill_tokens = math.inf if prefill_tokens is None else prefill_tokens
-        self._pass_tokens = pass_tokens
+        self._throttle = throttle
         self.scheduler = Scheduler(cache, num_rows)
 
     def submit(self, request: Request) -> None:
@@ -80,9 +81,7 @@ class Loop:
         rows = sorted(running, key=lambda row: row.slot)  # side by side in the cache
         if not rows:
             return
-        for row in rows:
-            row.share = self._share(len(rows))
-        step(rows, self._target, self._cache, self._drafter, self._verify, self._meter)
+        self._step(rows)
         for row in rows:
             if row.is_finished:
                 self.scheduler.retire(row)
@@ -127,8 +126,14 @@ class Loop:
             row.capacity = self._num_slots
         return row
 
-    def _share(self, num_rows: int) -> int | None:
-        """Drafted nodes each of so many rows may verify in one pass."""
-        if self._pass_tokens is None:
-            return None
-        return max(0, self._pass_tokens // num_rows - 1)
+    def _step(self, rows: list[Request]) -> None:
+        """One step, as wide as pays with so many rows."""
+        share = None if self._throttle is None else self._throttle.choose(len(rows))
+        for row in rows:
+            row.share = share
+        begun = self._meter.now()
+        steps = step(rows, self._target, self._cache, self._drafter, self._verify, self._meter)
+        if self._throttle is not None:
+            tokens = sum(len(each.emitted) for each in steps)
+            seconds = self._meter.now() - begun
+            self._throttle.note(len(rows), share, tokens=tokens, seconds=seconds)

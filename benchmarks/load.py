@@ -1,0 +1,179 @@
+"""What many clients get at once: first-token and between-token times, and tokens per second.
+
+    python benchmarks/load.py                                    # the default model, eagle3
+    python benchmarks/load.py --method ngram --clients 1,4,16,64 --seconds 120 --out FILE.json
+
+Each client asks, waits for its answer's end and asks again. Methods take turns at every number of
+clients, plain decoding among them, on one loaded target; prompts and settings are the same. Times
+are seen at the engine's loop, without HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import slipstream
+from slipstream.bench.environment import busy_share, describe
+from slipstream.bench.tasks import read_task
+from slipstream.engine.engine import Engine
+from slipstream.engine.request import Piece
+from slipstream.engine.service import Service
+
+TASKS = ("mt_bench", "gsm8k_test", "humaneval")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method under so many clients; times in seconds, each p50, p95 and p99."""
+
+    method: str
+    clients: int
+    seconds: float
+    requests: int
+    errors: int
+    tokens_per_second: float
+    first_token: tuple[float, float, float]
+    between_tokens: tuple[float, float, float]
+    tau: float
+
+
+class Clients:
+    """Clients that ask again as soon as they are answered.
+
+    Args:
+        engine: checks the prompts.
+        service: answers them.
+        prompts: taken in turn.
+        max_new_tokens: per answer.
+    """
+
+    def __init__(
+        self, engine: Engine, service: Service, prompts: Sequence[str], max_new_tokens: int
+    ) -> None:
+        self._engine, self._service, self._limit = engine, service, max_new_tokens
+        self._prompts = itertools.cycle(prompts)
+        self._is_over = threading.Event()
+        self.first: list[float] = []
+        self.between: list[float] = []
+        self.results: list = []
+
+    def ask(self) -> None:
+        """One more request; its end asks for the next."""
+        request = self._engine.request(next(self._prompts), max_new_tokens=self._limit)
+        last = asked = time.perf_counter()
+
+        def hear(piece: Piece) -> None:
+            nonlocal last
+            now = time.perf_counter()
+            if last == asked:
+                self.first.append(now - asked)
+            elif piece.token_ids:
+                self.between += [(now - last) / len(piece.token_ids)] * len(piece.token_ids)
+            last = now
+            if piece.result is not None and not self._is_over.is_set():
+                self.results.append(piece.result)
+                self.ask()
+
+        self._service.submit(request, hear)
+
+    def run(self, count: int, seconds: float) -> float:
+        """Let so many of them ask for so long; the seconds it took."""
+        begun = time.perf_counter()
+        for _ in range(count):
+            self.ask()
+        time.sleep(seconds)
+        self._is_over.set()
+        return time.perf_counter() - begun
+
+
+def measure(
+    engine: Engine, count: int, *, seconds: float, num_rows: int, prompts: Sequence[str], limit: int
+) -> Row:
+    """One method under one number of clients; answers that were not finished are not counted."""
+    service = engine.serve(num_rows=min(num_rows, count), max_waiting=count)
+    clients = Clients(engine, service, prompts, limit)
+    took = clients.run(count, seconds)
+    done = list(clients.results)
+    service.close()
+    if leak := service.leaks():
+        raise SystemExit(f"leak: {leak}")
+    passes = sum(result.num_target_passes for result in done)
+    accepted = sum(result.num_accepted for result in done)
+    return Row(
+        method=engine.method,
+        clients=count,
+        seconds=round(took, 1),
+        requests=len(done),
+        errors=sum(result.finish_reason == "error" for result in done),
+        tokens_per_second=(len(clients.between) + len(clients.first)) / took,
+        first_token=percentiles(clients.first),
+        between_tokens=percentiles(clients.between),
+        tau=1 + accepted / passes if passes else 1.0,
+    )
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """p50, p95 and p99 of values; zeros of none.
+
+    Example:
+        >>> percentiles([float(n) for n in range(101)])
+        (50.0, 95.0, 99.0)
+    """
+    ranked = sorted(values)
+    if not ranked:
+        return 0.0, 0.0, 0.0
+    at = (round(share * (len(ranked) - 1)) for share in (0.5, 0.95, 0.99))
+    p50, p95, p99 = (ranked[place] for place in at)
+    return p50, p95, p99
+
+
+def main() -> None:
+    """Measure and print; --out keeps the rows with the conditions they hold under."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--method", default="eagle3")
+    parser.add_argument("--clients", default="1,4,16,64")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--num-rows", type=int, default=16)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    prompts = [row.text for task in TASKS for row in read_task(task)[:20]]
+    options = {"dtype": asked.dtype, "max_length": 2048}
+    fast = slipstream.load(asked.model, asked.method, **options)
+    plain = slipstream.load(fast.target, "none", max_length=2048)
+    busy, rows = busy_share(), []
+    for count in map(int, asked.clients.split(",")):
+        for engine in (plain, fast):
+            row = measure(
+                engine,
+                count,
+                seconds=asked.seconds,
+                num_rows=asked.num_rows,
+                prompts=prompts,
+                limit=asked.max_new_tokens,
+            )
+            rows.append(row)
+            print(
+                f"{row.method:10} {count:3} clients  {row.tokens_per_second:7.1f} tokens/s  "
+                f"τ {row.tau:.2f}  first {row.first_token[0]:.2f}/{row.first_token[2]:.2f} s  "
+                f"between {row.between_tokens[0]:.3f}/{row.between_tokens[2]:.3f} s (p50/p99)  "
+                f"{row.errors} errors"
+            )
+    if asked.out is not None:
+        about = {"environment": describe(plain.target), "busy_share": busy}
+        about["settings"] = {name: value for name, value in vars(asked).items() if name != "out"}
+        whole = about | {"rows": [asdict(row) for row in rows]}
+        asked.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

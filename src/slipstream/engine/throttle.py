@@ -1,0 +1,88 @@
+"""How much to draft under load: what has given the most tokens per second with so many rows.
+
+Wider passes cost more the more rows share them, drafting costs too, and what is accepted depends on
+the texts. All three show in one number, the tokens per second of a step, so that is measured: for
+each number of rows, a few widths are tried, the best is used, and now and then another is tried
+again. Zero is one of the widths. A width is chosen before anything is drafted, and keyed noise
+makes answers independent of it.
+
+Paper: Liu et al. 2024, SmartSpec, arXiv:2406.14066 (goodput decides the length under load).
+Differs: goodput is measured for each width, not predicted from a cost model and acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+TRIALS = 8  # steps before a width is judged
+PERIOD = 32  # of so many steps one tries another width than the best
+FORGET = 0.98  # weight of what was seen, one step later
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a width has given: decayed sums."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    num_steps: int = 0
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class Throttle:
+    """Chooses the drafted nodes a row may have in the next step.
+
+    Args:
+        widest: nodes of the drafter's whole tree.
+        pass_tokens: tokens of one pass at most, roots included; None sets no bound.
+
+    Example:
+        >>> throttle = Throttle(8)
+        >>> for width, seconds in ((8, 4.0), (4, 2.0), (2, 1.0), (1, 1.0), (0, 1.0)):
+        ...     for _ in range(TRIALS):
+        ...         assert throttle.choose(16) == width
+        ...         throttle.note(16, width, tokens=16 + width, seconds=seconds)
+        >>> throttle.choose(16)
+        2
+    """
+
+    def __init__(self, widest: int, pass_tokens: int | None = None) -> None:
+        sizes = [1 << power for power in range(widest.bit_length()) if 1 << power < widest]
+        self._widths = sorted({0, *sizes, widest})
+        self._pass_tokens = pass_tokens
+        self._seen: dict[int, dict[int, Seen]] = {}
+        self._num_steps = 0
+
+    def choose(self, num_rows: int) -> int:
+        """Nodes for each of so many rows."""
+        self._num_steps += 1
+        widths = [width for width in self._widths if width <= self._most(num_rows)]
+        seen = self._of(num_rows)
+        for width in reversed(widths):
+            if seen[width].num_steps < TRIALS:
+                return width
+        best = max(widths, key=lambda width: seen[width].rate)
+        if self._num_steps % PERIOD == 0:
+            return widths[self._num_steps // PERIOD % len(widths)]
+        return best
+
+    def note(self, num_rows: int, width: int, *, tokens: int, seconds: float) -> None:
+        """A step of so many rows with this width gave so many tokens in so long."""
+        seen = self._of(num_rows)[width]
+        seen.tokens = FORGET * seen.tokens + tokens
+        seen.seconds = FORGET * seen.seconds + seconds
+        seen.num_steps += 1
+
+    def _most(self, num_rows: int) -> int:
+        if self._pass_tokens is None:
+            return self._widths[-1]
+        return max(0, self._pass_tokens // num_rows - 1)
+
+    def _of(self, num_rows: int) -> dict[int, Seen]:
+        """What was seen with about so many rows: 1, 2, 3 to 4, 5 to 8, and so on."""
+        kind = (num_rows - 1).bit_length()
+        return self._seen.setdefault(kind, {width: Seen() for width in self._widths})

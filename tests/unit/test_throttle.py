@@ -1,0 +1,67 @@
+"""The width that pays is found, kept, given up when it no longer pays, and zero is one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from slipstream.engine.throttle import PERIOD, TRIALS, Throttle
+
+
+def simulate(throttle: Throttle, num_rows: int, cost: float, alpha: float, steps: int) -> Counter:
+    """Steps of a machine whose pass takes 1 + cost * tokens; what was chosen, late in the run."""
+    chosen: Counter = Counter()
+    for turn in range(steps):
+        width = throttle.choose(num_rows)
+        accepted = sum(alpha**depth for depth in range(1, width + 1))
+        seconds = 1 + cost * num_rows * (1 + width) + 0.2 * (width > 0)
+        throttle.note(num_rows, width, tokens=num_rows * (1 + accepted), seconds=seconds)
+        chosen[width] += turn >= steps // 2
+    return chosen
+
+
+def rates(num_rows: int, cost: float, alpha: float) -> dict[int, float]:
+    """Tokens per second of each width on that machine."""
+    return {
+        width: num_rows * (1 + sum(alpha**depth for depth in range(1, width + 1)))
+        / (1 + cost * num_rows * (1 + width) + 0.2 * (width > 0))
+        for width in (0, 1, 2, 4, 8, 16)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "cost", "best"), [(1, 0.001, 16), (1, 0.1, 4), (8, 0.05, 2), (64, 0.05, 0)]
+)
+def test_the_best_width_is_used_almost_always(num_rows: int, cost: float, best: int) -> None:
+    alpha = 0.9 if best == 16 else 0.6
+    found = rates(num_rows, cost, alpha)
+    assert max(found, key=found.get) == best
+    width, count = simulate(Throttle(16), num_rows, cost, alpha, 640).most_common(1)[0]
+    assert width == best and count >= 320 * (1 - 1 / PERIOD) - 1
+
+
+def test_it_changes_its_mind() -> None:
+    throttle = Throttle(4)
+    assert simulate(throttle, 1, 0.01, alpha=0.9, steps=200).most_common(1)[0][0] == 4
+    later = simulate(throttle, 1, 0.01, alpha=0.0, steps=2000)
+    assert later.most_common(1)[0][0] == 0
+
+
+def test_numbers_of_rows_are_judged_apart() -> None:
+    throttle = Throttle(8)
+    assert simulate(throttle, 32, 0.2, alpha=0.5, steps=100).most_common(1)[0][0] == 0
+    assert [throttle.choose(1) for _ in range(TRIALS)] == [8] * TRIALS, "untried: widest first"
+
+
+def test_a_pass_is_never_wider_than_allowed() -> None:
+    throttle = Throttle(64, pass_tokens=20)
+    for num_rows in (1, 3, 7, 20, 64):
+        for _ in range(100):
+            width = throttle.choose(num_rows)
+            assert num_rows * (width + 1) <= max(20, num_rows)
+            throttle.note(num_rows, width, tokens=num_rows, seconds=1.0)
+
+
+def test_a_drafter_of_nothing_has_one_width() -> None:
+    assert {Throttle(0).choose(n) for n in (1, 2, 9)} == {0}
