@@ -48,6 +48,7 @@ PAPERS = {
     "2402.02057": "Fu et al., Lookahead decoding",
     "2402.12374": "Chen et al., Sequoia",
     "2403.10444": "Sun et al., Block Verification",
+    "2406.14066": "Liu et al., SmartSpec",
     "2406.16858": "Li et al., EAGLE-2",
     "2408.07978": "Daliri et al., Coupling without Communication",
     "2408.15766": "Zhang et al., HASS",
