@@ -50,6 +50,10 @@ class TableCache:
     def rollback(self, slot: int) -> None:
         self.pending[slot] = None
 
+    def truncate(self, slot: int, length: int) -> None:
+        assert 0 <= length <= len(self.rows[slot])
+        self.rows[slot], self.pending[slot] = self.rows[slot][:length], None
+
     def reset(self, slot: int) -> None:
         self.rows[slot], self.pending[slot] = [], None
 

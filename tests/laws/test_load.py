@@ -42,12 +42,15 @@ def prompt_of(index: int) -> list[int]:
     return [chance.randrange(97) for _ in range(chance.randint(1, 24))]
 
 
-def loop_of(engine: Engine, num_rows: int, prefill_tokens: int | None = 8) -> tuple[Loop, object]:
+def loop_of(
+    engine: Engine, num_rows: int, prefill_tokens: int | None = 8, keeps_prefixes: bool = False
+) -> tuple[Loop, object]:
     slots = engine.max_length + 64
     cache = engine.target.new_cache(num_rows, slots)
     loop = Loop(
         engine.target, engine.drafter, walk, cache, Meter(), num_rows=num_rows, num_slots=slots,
         chunk=8, prefill_tokens=prefill_tokens, throttle=Throttle(64, pass_tokens=20),
+        keeps_prefixes=keeps_prefixes,
     )  # fmt: skip
     return loop, cache
 
@@ -222,3 +225,66 @@ def test_threads_may_submit_and_abort_at_any_time() -> None:
         assert result.token_ids == alone[: result.num_tokens]
         assert result.finish_reason == "abort" or result.token_ids == alone
     assert torch.is_grad_enabled()
+
+
+def chat_turns(target: TableTarget, num_turns: int) -> list[list[int]]:
+    """Prompts of a chat: each is the one before, its answer of 10 tokens and two more."""
+    prompts = [[5, 6, 7, 8]]
+    for turn in range(num_turns - 1):
+        last = prompts[-1]
+        prompts.append([*last, *target.answer(last, 10), 40 + turn, 41 + turn])
+    return prompts
+
+
+@pytest.mark.parametrize("taps", [(), (0, 2)])
+def test_a_next_turn_is_prefilled_from_where_the_last_ended(taps: tuple[int, ...]) -> None:
+    """The oracle checks its features: one per token, whoever computed it."""
+    target = TableTarget(max_length=200)
+    prompts = chat_turns(target, 4)
+    answers = [p + target.answer(p, 10) for p in prompts]
+    drafter = OracleDrafter(answers, depth=3, wrong=0.2, taps=taps)
+    engine = Engine(target, drafter, walk)
+    service = engine.serve(num_rows=2)
+    for turn, prompt in enumerate(prompts):
+        ended: queue.Queue = queue.Queue()
+        target.calls.clear()
+        request = engine.request(prompt, max_new_tokens=10)
+        service.submit(request, lambda piece, to=ended: piece.result and to.put(piece.result))
+        assert list(ended.get(timeout=10).token_ids) == target.answer(prompt, 10)
+        fresh = len(target.calls[0][0][1])  # tokens of the prefill pass
+        assert fresh == (len(prompt) if turn == 0 else 3), "the answer's last token and two more"
+    assert service.drain(10) and service.leaks() == ""
+    service.close()
+    assert drafter.rows == set()
+
+
+def test_kept_prefixes_change_nothing_and_the_longest_unused_goes_first() -> None:
+    target = TableTarget(max_length=96)
+    chance = random.Random(3)
+    stems = [[chance.randrange(97) for _ in range(12)] for _ in range(4)]
+    prompts = [
+        [*chance.choice(stems)[: chance.randint(1, 12)], chance.randrange(97)] for _ in range(60)
+    ]
+    drafter = OracleDrafter(
+        [p + target.answer(p, 9) for p in prompts], depth=3, wrong=0.3, taps=(1,)
+    )
+    engine = Engine(target, drafter, walk)
+    loop, cache = loop_of(engine, 3, keeps_prefixes=True)
+    requests = [engine.request(p, i, max_new_tokens=9) for i, p in enumerate(prompts)]
+    for request in requests:
+        loop.submit(request)
+        if chance.random() < 0.3:
+            list(loop.turn())
+        if chance.random() < 0.1:
+            loop.abort(chance.choice(requests))
+    for _ in loop.run():
+        pass
+    for request, prompt in zip(requests, prompts, strict=True):
+        whole = target.answer(prompt, 9)
+        assert request.emitted == whole[: len(request.emitted)]
+        assert request.finish_reason == "abort" or len(request.emitted) == 9
+    assert loop.leaks() == "" and drafter.rows == set()
+    loop.scheduler.forget()
+    assert cache.lengths == [0, 0, 0] and loop.leaks() == ""
+    prefilled = sum(len(tokens) for call in target.calls for _, tokens, _ in call if len(call) == 1)
+    assert prefilled < sum(len(prompt) for prompt in prompts) + 60 * 9

@@ -241,6 +241,7 @@ class Engine:
         max_waiting: int = 64,
         prefill_tokens: int | None = None,
         pass_tokens: int | None = None,
+        keeps_prefixes: bool = True,
     ) -> Service:
         """Start answering requests that come at any time, in a thread; close it when done.
 
@@ -251,6 +252,7 @@ class Engine:
                 chunk.
             pass_tokens: tokens of one decoding pass at most, shared by the rows; None sets no
                 bound besides what pays, see `throttle`.
+            keeps_prefixes: a prompt that starts like an earlier one is prefilled from there on.
 
         Raises:
             SettingError: a number is outside its range.
@@ -271,6 +273,7 @@ class Engine:
             num_slots,
             prefill_tokens=prefill_tokens or self._chunk,
             throttle=Throttle(widest, pass_tokens),
+            keeps_prefixes=keeps_prefixes,
         )
         return Service(loop, max_requests=num_rows + max_waiting)
 

@@ -37,6 +37,7 @@ class Loop:
             finishes every prompt that has a row first.
         throttle: says before each step how much the rows may draft, down to nothing; None leaves
             trees as they are.
+        keeps_prefixes: finished rows serve later requests that start alike; see `scheduler`.
     """
 
     def __init__(
@@ -52,13 +53,14 @@ class Loop:
         chunk: int,
         prefill_tokens: int | None = None,
         throttle: Throttle | None = None,
+        keeps_prefixes: bool = False,
     ) -> None:
         self._target, self._drafter, self._verify = target, drafter, verify
         self._cache, self._meter, self._chunk = cache, meter, chunk
         self._num_rows, self._num_slots = num_rows, num_slots
         self._prefill_tokens = math.inf if prefill_tokens is None else prefill_tokens
         self._throttle = throttle
-        self.scheduler = Scheduler(cache, num_rows)
+        self.scheduler = Scheduler(cache, num_rows, keeps_prefixes=keeps_prefixes)
 
     def submit(self, request: Request) -> None:
         """Put a request behind those that wait; it is admitted in a later turn."""
@@ -99,12 +101,12 @@ class Loop:
 
     def leaks(self) -> str:
         """What an idle loop still holds, in words; empty when every row and slot is back."""
-        held = [slot for slot, length in enumerate(self._cache.lengths) if length]
-        if self.scheduler.has_work or (self.scheduler.num_free == self._num_rows and not held):
+        kept = {slot: len(row.tokens) for slot, row in self.scheduler.kept.items()}
+        held = [i for i, size in enumerate(self._cache.lengths) if size != kept.get(i, 0)]
+        num_free = self.scheduler.num_free
+        if self.scheduler.has_work or (num_free == self._num_rows and not held):
             return ""
-        return (
-            f"{self.scheduler.num_free} of {self._num_rows} rows are free, slots {held} hold keys"
-        )
+        return f"{num_free} of {self._num_rows} rows are free, slots {held} hold keys"
 
     def _prefill(self) -> Iterator[Request]:
         left = self._prefill_tokens

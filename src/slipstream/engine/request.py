@@ -138,6 +138,7 @@ class Request:
         shapers: change its logits, in this order.
         num_top: keep a `TokenScore` of every token, with this many likeliest; None keeps none.
         features: of the prompt's chunks so far, [S, K*D] each, until the drafter gets them.
+        keeps_features: keep them, and those of the answer, for a request that starts alike.
         drafted: for each emitted token, whether it was drafted (and accepted).
         scores: for each emitted token, when asked for.
     """
@@ -156,6 +157,7 @@ class Request:
     share: int | None = None
     shapers: tuple[Shaper, ...] = ()
     num_top: int | None = None
+    keeps_features: bool = False
     slot: int = -1
     finish_reason: str | None = None
     error: str | None = None

@@ -156,6 +156,7 @@ class Service:
         told = error if isinstance(error, SlipstreamError) else SlipstreamError("internal error")
         rows = [*self._loop.scheduler.running, *self._loop.scheduler.waiting]
         self._loop.close()
+        self._loop.scheduler.forget()  # what a broken turn left behind is not to be trusted
         for row in rows:
             row.fail(told)
         for request, _ in list(self._listeners.values()):

@@ -71,6 +71,8 @@ def step(
         emitted = row.accept(_tokens(tree, verdict), verdict.num_accepted)
         row.score(logits, verdict.path)
         cache.commit(row.slot, verdict.path[: len(emitted)])
+        if row.keeps_features and features is not None:
+            row.features.append(features[[*verdict.path[: len(emitted)]]])
         if row.is_finished:
             drafter.close(row)
         else:
@@ -121,7 +123,8 @@ def prefill(
         drafter.close(row)
     elif row.is_prefilled:
         drafter.open(row, torch.cat(row.features) if row.features else None)
-        row.features.clear()
+        if not row.keeps_features:
+            row.features.clear()
     row.prefill_seconds += meter.now() - begun
 
 
