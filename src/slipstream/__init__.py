@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slipstream import methods
     from slipstream.assemble import load
+    from slipstream.custom_generate import speculate
     from slipstream.drafters.protocol import Drafter
     from slipstream.engine.engine import Engine
-    from slipstream.custom_generate import speculate
     from slipstream.types import DraftTree, Sampling
 
     __version__: str

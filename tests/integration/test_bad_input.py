@@ -49,7 +49,7 @@ def no_model(monkeypatch):
         (["--top-p", "0"], "top-p is 0.0, expected in (0, 1]"),
         (["--top-p", "1.5"], "top-p is 1.5, expected in (0, 1]"),
         (["--top-k", "-1"], "top-k is -1, expected 0 or more"),
-        (["--budget", "many"], "--budget"),
+        (["--budget", "many"], "budget is 'many', expected a whole number, or auto"),
         (["--model", "./nowhere"], "nowhere"),
         (["--drafter", "./nowhere"], "nowhere"),
         (["--drafter", "zoo:eagel3"], "Did you mean: eagle3"),
