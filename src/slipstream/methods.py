@@ -260,9 +260,9 @@ _METHODS = (
         formats=("slipstream", "eagle", "specforge", "angelslim", "vllm", "speculators"),
         note="features from three taps, reduced vocabulary",
         tree="dynamic",
-        budget=8,
-        depth=4,
-        topk=4,
+        budget=12,
+        depth=2,
+        topk=6,
     ),
     Method(
         name="dflash",

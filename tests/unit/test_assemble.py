@@ -22,7 +22,7 @@ def test_the_catalogues_defaults_are_taken() -> None:
 
 @pytest.mark.parametrize(
     ("wishes", "length"),
-    [({"budget": 3}, 3), ({"depth": 5}, 5), ({"budget": 6, "depth": 2}, 2), ({}, 4)],
+    [({"budget": 3}, 3), ({"depth": 5}, 5), ({"budget": 6, "depth": 2}, 2), ({}, 2)],
 )
 def test_a_chain_has_one_length(wishes: dict[str, int], length: int) -> None:
     shape = decide(methods.get("eagle3"), tree="chain", **wishes)
