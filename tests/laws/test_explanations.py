@@ -116,12 +116,12 @@ def test_the_reading_of_the_measured_table():
         if m == 1:
             classical = {found[m, t, rule] for rule in lossless - {"walk", "likeliest"}}
             assert len(classical) == 1
-            assert (found[m, t, "walk"] > classical.pop()) == (t == 0.2)
+            assert found[m, t, "walk"] < classical.pop()
     for number, key in {
-        "0.446": (4, 1.5, "walk"),
-        "0.298": (4, 1.5, "likeliest"),
-        "0.382": (2, 0.2, "with-replacement"),
-        "0.471": (2, 0.2, "without-replacement"),
+        "0.470": (4, 1.5, "walk"),
+        "0.321": (4, 1.5, "likeliest"),
+        "0.391": (2, 0.2, "with-replacement"),
+        "0.489": (2, 0.2, "without-replacement"),
     }.items():
         assert f"{found[key]:.3f}" == number and says(number)
 

@@ -107,7 +107,7 @@ def test_a_random_model_gets_the_advice_not_to_speculate(monkeypatch):
     assert {each.method for each in found.draftings} == {"ngram", "eagle3"}
     assert found.acceptance["eagle3"]["calibration"]["1"]["ece"] > 0
     defaults = [each["name"] for each in found.judged if each["is_default"]]
-    assert defaults == ["ngram:chain,depth=8", "eagle3:dynamic,budget=8,depth=4,topk=4"]
+    assert defaults == ["ngram:chain,depth=8", "eagle3:dynamic,budget=12,depth=2,topk=6"]
 
 
 def test_a_prediction_that_does_not_hold_elsewhere_is_not_followed():
@@ -144,7 +144,7 @@ def test_one_prompt_cannot_tune_and_judge():
 def test_the_largest_tree_holds_every_cut():
     record = methods.get("eagle3")
     options = tuner._largest(record, "dynamic", depth=3)
-    assert options["budget"] == 4 + 2 * 16  # 4 children of the root, then 4 of each of 4
+    assert options["budget"] == 6 + 2 * 36  # 6 children of the root, then 6 of each of 6
 
 
 @pytest.mark.parametrize(
