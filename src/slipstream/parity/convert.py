@@ -133,10 +133,10 @@ def _check_target(checkpoint: Checkpoint, target: Any) -> None:
 
 
 def _dtype_of(files: Files) -> torch.dtype:
-    """The number type that most of a folder's weights have."""
+    """The number type that most of a folder's own weights have."""
     sizes: Counter[torch.dtype] = Counter()
-    for tensor in files.tensors.values():
-        if tensor.is_floating_point():
+    for name, tensor in files.tensors.items():
+        if tensor.is_floating_point() and not name.endswith("embed_tokens.weight"):
             sizes[tensor.dtype] += tensor.numel()
     if not sizes:
         raise CheckpointError(f"{files.place} holds no weights")

@@ -160,7 +160,7 @@ def dump_specforge(checkpoint: DFlashCheckpoint, target: TargetFacts, dtype: tor
     tensors = dflash_network.network_tensors(checkpoint, dtype)
     tensors |= path_tables(checkpoint, target, dtype, is_whole=True)
     config = {
-        "architectures": ["DFlashDraftModel"],
+        "architectures": ["DSparkDraftModel"],  # SGLang's DFlash class would skip the head
         **dflash_network.config_of(checkpoint, dtype),
         "num_target_layers": target.num_layers,
         "block_size": network.width,

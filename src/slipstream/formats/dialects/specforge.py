@@ -1,18 +1,41 @@
 """SpecForge's folders, which SGLang serves: EAGLE-3, and EAGLE-1 under SGLang's class name.
 
 `eagle_aux_hidden_state_layer_ids` are outputs of layers here, so tap = id + 1: SGLang adds one to
-them, vLLM does not. Unknown tensors are skipped by SGLang without a word.
+them, vLLM does not. SGLang skips tensors it has no parameter for, and leaves parameters without a
+tensor as they were allocated, both without a word (0.5.23):
+
+* EAGLE-3: queries, keys and values have no bias, the residual is taken before its norm, and `bias`
+  in config.json means one behind attention too.
+* EAGLE-1: the joining layer always has a bias, and `bias` in config.json means four in attention.
 """
 
 from __future__ import annotations
 
 import torch
 
-from slipstream.formats.checkpoint import Eagle3Checkpoint, EagleCheckpoint, Files, TargetFacts
+from slipstream.formats.checkpoint import (
+    Eagle3Checkpoint,
+    EagleCheckpoint,
+    Files,
+    TargetFacts,
+    without_prefix,
+)
 from slipstream.formats.dialect import Dialect
 from slipstream.formats.dialects import eagle3_layer, eagle_layer
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+ARCHITECTURES = {
+    False: ("LlamaForCausalLMEagle", "llama"),
+    True: ("Qwen2ForCausalLMEagle", "qwen2"),
+}
+"""EAGLE-1's class and model type, by whether queries, keys and values have biases."""
+BIAS = "fc.bias"
+NO_PLACE = {
+    "fusion_bias": "bias in the layer that fuses the taps without one behind attention",
+    "attention_bias": "biases in attention",
+    "output_bias": "bias behind attention",
+    "norm_before_residual": "residual taken after its norm (norm_before_residual)",
+}
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -33,7 +56,12 @@ def load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
 
 
 def dump_eagle3(checkpoint: Eagle3Checkpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
-    """Files with ids for SGLang."""
+    """Files with ids for SGLang.
+
+    Raises:
+        CheckpointError: SGLang's layer has no place for something.
+    """
+    eagle3_layer.refuse_what_it_lacks(checkpoint, "specforge", **NO_PLACE)
     config = {
         "architectures": [ARCHITECTURE],
         **eagle3_layer.config_of(checkpoint, dtype),
@@ -47,23 +75,34 @@ def dump_eagle3(checkpoint: Eagle3Checkpoint, _target: TargetFacts, dtype: torch
 
 def claim_eagle(files: Files) -> str | None:
     """By SGLang's class name."""
-    names = {"LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle"}
-    found = names & set(files.config.get("architectures") or ())
-    if found and eagle_layer.is_eagle(files.tensors):
-        return f"architecture {found.pop()}"
+    found = set(files.config.get("architectures") or ())
+    for name, _ in ARCHITECTURES.values():
+        if name in found and eagle_layer.is_eagle(files.tensors):
+            return f"architecture {name}"
     return None
 
 
 def load_eagle(files: Files, target: TargetFacts | None) -> EagleCheckpoint:
-    """See `eagle_layer.load`."""
-    return eagle_layer.load(files, target)
+    """See `eagle_layer.load`; a bias of zeros is none."""
+    tensors = without_prefix(files.tensors)
+    if BIAS in tensors and not tensors[BIAS].any():
+        del tensors[BIAS]
+    return eagle_layer.load(files, target, tensors=tensors)
 
 
 def dump_eagle(checkpoint: EagleCheckpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
     """Files without copies: SGLang shares the target's embedding and head."""
-    name = "Qwen2ForCausalLMEagle" if checkpoint.model.config.qkv_bias else "LlamaForCausalLMEagle"
-    config = {"architectures": [name], **eagle_layer.config_of(checkpoint, dtype)}
-    return Files(config, eagle_layer.tensors_of(checkpoint, dtype))
+    network = checkpoint.model.config
+    name, kind = ARCHITECTURES[network.qkv_bias]
+    config = {
+        **eagle_layer.config_of(checkpoint, dtype),
+        "architectures": [name],
+        "model_type": kind,
+        "bias": False,
+    }
+    tensors = eagle_layer.tensors_of(checkpoint, dtype)
+    tensors.setdefault(BIAS, torch.zeros(network.hidden_size, dtype=dtype))
+    return Files(config, tensors)
 
 
 READERS = "SpecForge, SGLang"

@@ -1,8 +1,8 @@
 """vLLM's own spelling of EAGLE-1, EAGLE-3 and Medusa.
 
 EAGLE-3: class `Eagle3LlamaForCausalLM`, `layers.0.*`; ids of `eagle_config` are indices into the
-hidden states, as our taps are. EAGLE-1: the layer that joins feature and embedding has no bias,
-and one that is stored would be skipped without a word. Medusa: `blocks.H.layers.L.*` and
+hidden states, as our taps are. EAGLE-1: the layer that joins feature and embedding has no bias; one
+is carried by the drafter's own embedding (`folded_bias`). Medusa: `blocks.H.layers.L.*` and
 `lm_heads.H.weight`; `original_lm_head` shares one head, `token_map` reduces the vocabulary.
 """
 
@@ -22,13 +22,15 @@ from slipstream.formats.checkpoint import (
     MedusaCheckpoint,
     TargetFacts,
     is_copy,
+    without_prefix,
 )
 from slipstream.formats.dialect import Dialect
-from slipstream.formats.dialects import eagle3_layer, eagle_layer
+from slipstream.formats.dialects import eagle3_layer, eagle_layer, folded_bias
 from slipstream.models.medusa import Medusa, MedusaConfig
 from slipstream.models.vocabulary import DraftVocabulary
 
 ARCHITECTURE = "Eagle3LlamaForCausalLM"
+EMBEDDING = "embed_tokens.weight"
 IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -76,27 +78,41 @@ def claim_eagle(files: Files) -> str | None:
 
 
 def load_eagle(files: Files, target: TargetFacts | None) -> EagleCheckpoint:
-    """See `eagle_layer.load`."""
-    return eagle_layer.load(files, target)
-
-
-def dump_eagle(checkpoint: EagleCheckpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
-    """Files for vLLM's EAGLE-1.
+    """See `eagle_layer.load`; a bias may lie in the embedding.
 
     Raises:
-        CheckpointError: the joining layer has a bias.
+        CheckpointError: it does, and the target's embedding is not at hand or another.
     """
-    if checkpoint.model.config.bias:
-        raise CheckpointError(
-            "vllm's EAGLE-1 has no bias in the layer that joins feature and embedding, and skips "
-            "one that is stored; this drafter was trained with it",
-            "choose --to specforge or eagle, or train an EAGLE-3 drafter",
-        )
+    if not files.config.get(folded_bias.KEY):
+        return eagle_layer.load(files, target)
+    tensors = without_prefix(files.tensors)
+    folded = tensors.pop(EMBEDDING, None)
+    if folded is None or target is None or target.embedding is None:
+        raise CheckpointError(f"{files.place} needs {EMBEDDING} and the target's, to tell its bias")
+    weight = tensors["fc.weight"]
+    tensors["fc.bias"] = folded_bias.unfold(weight, folded, target.embedding, files.place)
+    return eagle_layer.load(files, target, tensors=tensors)
+
+
+def dump_eagle(checkpoint: EagleCheckpoint, target: TargetFacts, dtype: torch.dtype) -> Files:
+    """Files for vLLM's EAGLE-1; a bias of the joining layer goes into the embedding.
+
+    Raises:
+        CheckpointError: there is such a bias, and the target's embedding is not at hand.
+    """
     config = {
         "architectures": ["EagleLlamaForCausalLM"],
         **eagle_layer.config_of(checkpoint, dtype),
     }
-    return Files(config, eagle_layer.tensors_of(checkpoint, dtype))
+    tensors, model = eagle_layer.tensors_of(checkpoint, dtype), checkpoint.model
+    if model.config.bias:
+        if target.embedding is None:
+            raise CheckpointError("vllm's EAGLE-1 holds the bias in the target's embedding, "
+                                  "which was not given")  # fmt: skip
+        config |= {"bias": False, folded_bias.KEY: True}
+        weight, bias = tensors["fc.weight"], tensors.pop("fc.bias")
+        tensors[EMBEDDING] = folded_bias.fold(weight, bias, target.embedding)
+    return Files(config, tensors)
 
 
 def claim_medusa(files: Files) -> str | None:
