@@ -38,6 +38,15 @@ TEXT_MARKERS = (  # no special token ends a turn
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+TOOLS = (  # shows tools, calls and what they gave back, in the words of Hermes and Qwen
+    "{% if tools %}<|system|>Call with <tool_call>."
+    "{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|end|>\n{% endif %}"
+    "{% for m in messages %}<|{{ 'user' if m['role'] == 'tool' else m['role'] }}|>"
+    "{{ m['content'] }}{% for call in m['tool_calls'] or [] %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 DROPS_LAST_THOUGHT = STRIPS_THOUGHTS.replace("and not loop.last", "")
 
 

@@ -23,23 +23,38 @@ from slipstream.verify.walk import walk
 LETTERS = 'abcdefgh ijklmnop,.{}[]":0123456789'
 
 
-def tiny_engine(drafter: object = None, *, seconds: float = 0.0, max_length: int = 300) -> Engine:
+def tiny_engine(
+    drafter: object = None,
+    *,
+    seconds: float = 0.0,
+    max_length: int = 300,
+    template: str = PLAIN,
+    says: str | None = None,
+) -> Engine:
     """A table that says letters, and its end token now and then.
 
     Args:
         drafter: None takes prompt lookup.
         seconds: that every pass takes longer.
         max_length: context, tokens.
+        template: of chats.
+        says: its answer to every chat, instead of letters.
     """
-    inner = byte_tokenizer(PLAIN)
+    inner = byte_tokenizer(template)
     end = inner.convert_tokens_to_ids("<|end|>")
     spoken = inner(LETTERS, add_special_tokens=False)["input_ids"]
     bonus = torch.full((len(inner),), -30.0)
     bonus[spoken] = 0.0
     bonus[end] = -4.0
 
-    def edit(_context: tuple[int, ...], logits: torch.Tensor) -> torch.Tensor:
-        return logits + bonus
+    script = [*inner(says or "", add_special_tokens=False)["input_ids"], end]
+    speaker = inner.convert_tokens_to_ids("<|assistant|>")
+
+    def edit(context: tuple[int, ...], logits: torch.Tensor) -> torch.Tensor:
+        if says is None or speaker not in context:
+            return logits + bonus
+        said = min(context[::-1].index(speaker), len(script) - 1)  # tokens since its turn began
+        return torch.full_like(logits, -30.0).index_fill(0, torch.tensor(script[said]), 30.0)
 
     target = TableTarget(
         len(inner), order=1, eos_ids=(end,), max_length=max_length, edit=edit, scale=2.0,

@@ -29,6 +29,7 @@ class SettingError(SlipstreamError, ValueError):
 
     def __init__(self, name: str, found: object, expected: str, hint: str | None = None) -> None:
         super().__init__(f"{name} is {found}, expected {expected}", hint)
+        self.name = name
 
 
 class UnknownNameError(SlipstreamError, KeyError):

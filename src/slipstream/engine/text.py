@@ -123,12 +123,12 @@ class TextStream:
             self._pieces.append(text[: min(found)])
             self._held = ""
             return
-        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         self._pieces.append(text[: len(text) - keep])
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest tail of `text` that `stop` begins with."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

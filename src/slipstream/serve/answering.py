@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,8 +10,9 @@ from uuid import UUID
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Piece, Request, Result
+from slipstream.engine.shaping import Shaper
 from slipstream.errors import SettingError
-from slipstream.serve import grammar
+from slipstream.serve import grammar, tools
 from slipstream.serve.replies import ChatScores, CompletionScores, Marks, speculation, usage
 from slipstream.serve.schema import LARGEST_SEED, ChatAsked, CompletionAsked
 
@@ -30,6 +32,7 @@ class Ask:
         self.engine, self.asked, self.id = engine, asked, id_
         self.tokenizer = engine.tokenizer
         self.depth = int(engine.describe().get("depth") or 0)
+        self.dialect: tools.Dialect | None = None  # how calls are read, once the rows are made
 
     def rows(self) -> list[Request]:
         """A request per choice, n for each prompt; choice i of a prompt has the seed's i-th next.
@@ -42,7 +45,7 @@ class Ask:
         seed = self.id.int if asked.seed is None else asked.seed
         prompts: Sequence[Any]
         if isinstance(asked, ChatAsked):
-            prompts = [[message.plain() for message in asked.messages]]
+            prompts = [self._chat(asked)]
         else:
             prompts = asked.prompts()
         if not prompts or any(len(prompt) == 0 for prompt in prompts):
@@ -55,11 +58,34 @@ class Ask:
             for choice in range(asked.n)
         ]
 
+    def reader(self) -> tools.CallReader | None:
+        """Parts a choice's words from its calls; None where nothing can be called."""
+        if self.dialect is None:
+            return None
+        names = [function.name for function in self.asked.callable]
+        return tools.CallReader(self.dialect, names, self.asked.most_calls)
+
+    def _chat(self, asked: ChatAsked) -> Sequence[Any]:
+        """The messages, or their ids where the template has to show tools."""
+        messages = [message.plain() for message in asked.messages]
+        wants = "tools" if asked.tools else "messages"
+        is_new = asked.tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)
+        template = getattr(self.tokenizer, "template_text", "")
+        if is_new and not tools.takes_tools(template):
+            raise SettingError(wants, "with tools", "none: the model's chat template has no tools")
+        if not asked.callable:
+            return messages
+        self.dialect = tools.dialect_of(template)
+        if self.dialect is None:
+            raise SettingError("tools", "given", "none: how this model writes calls is not known")
+        shown = [tool.model_dump(exclude_none=True) for tool in asked.tools]
+        return self.tokenizer.encode_chat(messages, tools=shown)
+
     def _row(self, prompt: Any, seed: int) -> Request:
         asked = self.asked
-        rules = None
-        if asked.response_format is not None:
-            rules = grammar.make(asked.response_format, self.engine.target)
+        stops, mark = asked.stops(), self._mark()
+        if self.dialect is not None and asked.most_calls == 1 and self.dialect.end:
+            stops.append(self.dialect.end)
         return self.engine.request(
             prompt,
             max_new_tokens=asked.limit or self.engine.max_length,
@@ -67,14 +93,42 @@ class Ask:
             top_k=max(0, asked.top_k),
             top_p=asked.top_p,
             seed=seed,
-            stop=asked.stops(),
+            stop=stops,
             raw=isinstance(asked, CompletionAsked),
             budget=0 if asked.method == "none" else asked.budget,
             penalties=asked.penalties(),
-            grammar=rules,
+            grammar=self._rules(mark),
             num_top=asked.num_top,
-            skip_special=asked.skip_special_tokens,
+            skip_special=asked.skip_special_tokens and mark is None,
         )
+
+    def _rules(self, mark: int | None) -> Shaper | None:
+        """What holds the answer to a form, if one was asked for."""
+        asked, wish = self.asked, self.asked.response_format
+        shaper = None if wish is None else grammar.make(wish, self.engine.target)
+        if self.dialect is None:
+            return shaper
+        if shaper is not None:
+            raise SettingError("response_format", wish.type, "text where tools may be called")
+        functions = asked.callable
+        if not asked.must_call and not any(function.strict for function in functions):
+            return None
+        schemas = {
+            one.name: ((asked.must_call or one.strict) and one.parameters) or {"type": "object"}
+            for one in functions
+        }
+        rules = tools.rules(
+            self.dialect, schemas, must=asked.must_call, most=asked.most_calls, token=mark
+        )
+        return grammar.calls(rules, self.engine.target)
+
+    def _mark(self) -> int | None:
+        """The id of the mark before calls where it is a special token, which text leaves out."""
+        if self.dialect is None:
+            return None
+        special = self.tokenizer.inner.added_tokens_decoder.items()
+        begin = self.dialect.begin
+        return next((id for id, one in special if one.special and one.content == begin), None)
 
 
 class Answer:
@@ -122,8 +176,8 @@ class Answer:
     def chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
         """The chunks of a piece."""
         self.add(index, piece)
-        finish = None if piece.result is None else FINISH[piece.result.finish_reason]
-        choice = {**self._delta(index, piece), "index": index, "finish_reason": finish}
+        choice = {**self._delta(index, piece), "index": index}
+        choice["finish_reason"] = None if piece.result is None else self._end(index, piece.result)
         if self._ask.asked.return_token_ids:
             choice["token_ids"] = list(piece.token_ids)
         yield self._chunk([choice])
@@ -144,6 +198,10 @@ class Answer:
         metrics = {"speculative_decoding": speculation(results, self._ask.depth)}
         return {"usage": figures, "metrics": metrics}
 
+    def _end(self, index: int, result: Result) -> str:
+        """Why a choice ended, in OpenAI's words."""
+        return FINISH[result.finish_reason]
+
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         """A finished choice."""
         raise NotImplementedError
@@ -162,6 +220,7 @@ class ChatAnswer(Answer):
         super().__init__(ask, rows, model)
         self._scores = ChatScores(ask.tokenizer)
         self._marks = [Marks(ask.tokenizer) for _ in rows] if ask.asked.mark_drafted else []
+        self._readers = [ask.reader() for _ in rows]
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Who speaks."""
@@ -171,21 +230,58 @@ class ChatAnswer(Answer):
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
         wants = self._ask.asked.logprobs
+        words, calls = self._parts(index, result.text, is_last=True)
+        message = {"role": "assistant", "content": words, "refusal": None}
+        if calls:
+            message |= {"content": words or None, "tool_calls": calls}
         return {
             "index": index,
-            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "message": message,
             "logprobs": self._scores(result.token_ids, result.scores) if wants else None,
-            "finish_reason": FINISH[result.finish_reason],
+            "finish_reason": self._end(index, result),
         }
 
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
-        delta: dict[str, Any] = {"delta": {"content": piece.text} if piece.text else {}}
+        is_last = piece.result is not None
+        before = self._num_calls(index)
+        words, calls = self._parts(index, piece.text, is_last=is_last)
+        content: dict[str, Any] = {"content": words} if words else {}
+        if calls:
+            numbered = enumerate(calls, start=before)
+            content["tool_calls"] = [{"index": number, **call} for number, call in numbered]
+        delta: dict[str, Any] = {"delta": content}
         if self._ask.asked.logprobs:
             delta["logprobs"] = self._scores(piece.token_ids, piece.scores)
         if self._marks:
-            is_last = piece.result is not None
             delta["marks"] = self._marks[index](piece.token_ids, piece.drafted, is_last=is_last)
         return delta
+
+    def _end(self, index: int, result: Result) -> str:
+        end = super()._end(index, result)
+        return "tool_calls" if end == "stop" and self._num_calls(index) else end
+
+    def _num_calls(self, index: int) -> int:
+        """Calls a choice has made so far."""
+        reader = self._readers[index]
+        return 0 if reader is None else reader.num_calls
+
+    def _parts(self, index: int, text: str, *, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """The words and the calls of a piece of a choice's text."""
+        reader = self._readers[index]
+        if reader is None:
+            return text, []
+        number = reader.num_calls
+        words, calls = reader.push(text)
+        if is_last:
+            rest, late = reader.finish()
+            words, calls = words + rest, calls + late
+        return words, [self._call(index, n, call) for n, call in enumerate(calls, start=number)]
+
+    def _call(self, index: int, number: int, call: tools.Call) -> dict[str, Any]:
+        """A call, with an id of nine letters, which is what some chat templates insist on."""
+        key = hashlib.sha256(f"{self.id} {index} {number}".encode()).hexdigest()[:9]
+        function = {"name": call.name, "arguments": call.arguments}
+        return {"id": key, "type": "function", "function": function}
 
 
 class CompletionAnswer(Answer):

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -176,7 +176,7 @@ class Server:
         asked = _validated(schema, await _body(request, self.limits.body_bytes))
         self._check_served(asked)
         ask = Ask(self.engine, asked, id_)
-        rows = await _checked(asyncio.to_thread(ask.rows))
+        rows = await _checked(asyncio.to_thread(ask.rows), schema.model_fields)
         answer = shape(ask, rows, self.name)
         exchange = Exchange(
             self.service, rows, seconds=self.limits.seconds, is_gone=request.is_disconnected
@@ -330,12 +330,14 @@ def _validated(schema: type, value: Any) -> Any:
         raise Refused(400, told, "invalid_request_error", top) from None
 
 
-async def _checked(rows: Awaitable[list[Row]]) -> list[Row]:
-    """The engine's requests, or its complaint as a 400."""
+async def _checked(rows: Awaitable[list[Row]], fields: Collection[str]) -> list[Row]:
+    """The engine's requests, or its complaint as a 400 that names the field where it has one."""
     try:
         return await rows
     except SlipstreamError as error:
-        raise Refused(400, _with_hint(error), "invalid_request_error") from None
+        name = getattr(error, "name", None)
+        param = name if name in fields else None
+        raise Refused(400, _with_hint(error), "invalid_request_error", param) from None
     except TemplateError as error:
         message = f"the model's chat template refuses these messages: {error}"
         raise Refused(400, message, "invalid_request_error", "messages") from None

@@ -1,4 +1,4 @@
-"""Answers of a given form: JSON, a JSON schema, a regular expression; masks come from llguidance.
+"""Answers of a given form: JSON, a schema, an expression, tool calls; masks come from llguidance.
 
 The parser is moved along each path of a draft tree and back, so that every node gets the mask of
 its own prefix. Drafted tokens that break the form are never reached: their parent's mask forbids
@@ -39,8 +39,6 @@ def make(wish: Any, target: Target) -> Shaper | None:
     """
     if wish.type == "text":
         return None
-    if not target.spec.eos_ids:
-        raise SettingError("response_format", wish.type, "text: this model has no end token")
     try:
         if wish.type == "regex":
             rules = LLMatcher.grammar_from_regex(wish.regex)
@@ -52,11 +50,37 @@ def make(wish: Any, target: Target) -> Shaper | None:
         raise SettingError(
             "response_format", wish.type, f"a form that can be read ({error})"
         ) from None
+    return hold("response_format", wish.type, rules, target)
+
+
+def calls(rules: str, target: Target) -> Shaper:
+    """A shaper for answers that call tools, from a Lark grammar.
+
+    Raises:
+        SettingError: a tool's schema cannot be read, or this model cannot be held to it.
+    """
+    return hold("tools", "given", LLMatcher.grammar_from_lark(rules), target)
+
+
+def hold(name: str, found: str, rules: str, target: Target) -> Shaper:
+    """A shaper that holds answers to llguidance's rules.
+
+    Args:
+        name: the field that asked for it, for errors.
+        found: what stands there.
+        rules: as llguidance takes them.
+        target: with a tokenizer of the fast kind.
+
+    Raises:
+        SettingError: the rules cannot be read, or the model has no end token.
+    """
+    if not target.spec.eos_ids:
+        raise SettingError(name, found, "none: this model has no end token")
     tokenizer = _tokenizer(target.tokenizer.inner, target.spec.vocab_size, target.spec.eos_ids)
     matcher = LLMatcher(tokenizer, rules)
     if matcher.is_error():
         reason = " ".join(matcher.get_error().split())[:300]
-        raise SettingError("response_format", wish.type, f"a form that can be read ({reason})")
+        raise SettingError(name, found, f"a form that can be read ({reason})")
     return GrammarShaper(matcher, target.spec.vocab_size, target.spec.eos_ids)
 
 

@@ -5,29 +5,25 @@ A field that is not here is refused by name: an answer that silently ignored it 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from slipstream.engine.shaping import Penalties
+from slipstream.serve.messages import Function, Message, NamedTool, Strict, Text, Tool
 
-Text = Annotated[str, Field(max_length=4_000_000)]
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 LARGEST_SEED = 2**63
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """How a stream ends."""
 
     include_usage: bool = False
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """A JSON schema the answer must satisfy."""
 
     name: str = "answer"
@@ -36,26 +32,26 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """Free text."""
 
     type: Literal["text"]
 
 
-class JsonFormat(_Strict):
+class JsonFormat(Strict):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class SchemaFormat(_Strict):
+class SchemaFormat(Strict):
     """JSON of a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-class RegexFormat(_Strict):
+class RegexFormat(Strict):
     """Text that a regular expression matches from end to end; an extension."""
 
     type: Literal["regex"]
@@ -67,7 +63,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class Asked(_Strict):
+class Asked(Strict):
     """What both endpoints take."""
 
     model: str | None = None
@@ -110,26 +106,6 @@ class Asked(_Strict):
         )
 
 
-class TextPart(_Strict):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class Message(_Strict):
-    """One turn of a chat."""
-
-    role: Literal["system", "user", "assistant"]
-    content: Text | list[TextPart]
-
-    def plain(self) -> dict[str, str]:
-        """Role and text, as chat templates read them."""
-        parts = self.content
-        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": self.role, "content": text}
-
-
 class ChatAsked(Asked):
     """The body of `/v1/chat/completions`."""
 
@@ -139,6 +115,43 @@ class ChatAsked(Asked):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     mark_drafted: bool = Field(False, description="tell of each token whether it was drafted")
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @field_validator("tool_choice", "parallel_tool_calls")
+    @classmethod
+    def _needs_tools(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("tools") is None:
+            raise ValueError("it goes with tools")
+        return value
+
+    @field_validator("tool_choice")
+    @classmethod
+    def _names_a_tool(cls, value: Any, info: ValidationInfo) -> Any:
+        names = [tool.function.name for tool in info.data.get("tools") or ()]
+        if isinstance(value, NamedTool) and value.function.name not in names:
+            raise ValueError(f"no tool is called {value.function.name}")
+        return value
+
+    @property
+    def callable(self) -> list[Function]:
+        """The functions this answer may call."""
+        choice = self.tool_choice
+        functions = [tool.function for tool in self.tools or () if choice != "none"]
+        if isinstance(choice, NamedTool):
+            functions = [one for one in functions if one.name == choice.function.name]
+        return functions
+
+    @property
+    def must_call(self) -> bool:
+        """True when the answer has to be a call."""
+        return self.tool_choice not in (None, "none", "auto")
+
+    @property
+    def most_calls(self) -> int | None:
+        """Calls it may have; None sets no bound."""
+        return 1 if self.parallel_tool_calls is False else None
 
     @property
     def limit(self) -> int | None:

@@ -49,9 +49,18 @@ class TargetTokenizer:
         return hashlib.sha256(self.template_text.encode()).hexdigest()[:12]
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
         """Ids of a chat under the model's template, ready for the assistant to answer.
+
+        Args:
+            messages: the turns.
+            add_generation_prompt: open the assistant's turn.
+            tools: what the model may call, as OpenAI describes functions.
 
         Raises:
             SettingError: the model has no chat template.
@@ -65,6 +74,7 @@ class TargetTokenizer:
             add_generation_prompt=add_generation_prompt,
             tokenize=True,
             return_dict=False,
+            tools=None if tools is None else [dict(tool) for tool in tools],
             **self.template_mode,
         )
         return [int(i) for i in ids]

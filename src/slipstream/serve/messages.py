@@ -1,0 +1,134 @@
+"""Who said what, and what may be called: the messages and tools of a chat, as OpenAI has them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+Text = Annotated[str, Field(max_length=4_000_000)]
+FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class Strict(BaseModel):
+    """Refuses fields that it does not have."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+Content = Text | list[TextPart]
+
+
+class _Turn(Strict):
+    content: Content | None
+
+    def plain(self) -> dict[str, Any]:
+        """Role and text, as chat templates read them."""
+        parts = self.content or ""
+        text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
+        return {"role": self.role, "content": text}
+
+
+class Said(_Turn):
+    """A turn of the user, or instructions."""
+
+    role: Literal["system", "user"]
+    content: Content
+
+
+class CalledFunction(Strict):
+    """Which function was called, and how."""
+
+    name: FunctionName
+    arguments: Text
+
+    @field_validator("arguments")
+    @classmethod
+    def _is_an_object(cls, arguments: str) -> str:
+        try:
+            value = json.loads(arguments)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(value, dict):
+            raise ValueError("not a JSON object")
+        return arguments
+
+
+class ToolCall(Strict):
+    """A call that the model made."""
+
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """As chat templates read it, which write the arguments themselves."""
+        arguments = json.loads(self.function.arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+class Answered(_Turn):
+    """A turn of the model; clients send back what they were sent."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    refusal: None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=128)] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Role, text and calls."""
+        calls = [call.plain() for call in self.tool_calls or ()]
+        return super().plain() | ({"tool_calls": calls} if calls else {})
+
+
+class Returned(_Turn):
+    """What a tool gave back."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Annotated[str, Field(max_length=256)]
+
+    def plain(self) -> dict[str, Any]:
+        """Role, text and the call it belongs to."""
+        return super().plain() | {"tool_call_id": self.tool_call_id}
+
+
+Message = Annotated[Said | Answered | Returned, Field(discriminator="role")]
+
+
+class Function(Strict):
+    """A function the model may call."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = Field(None, description="calls follow `parameters`, by a grammar")
+
+
+class Tool(Strict):
+    """A tool the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """The function to call."""
+
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    """The tool to call."""
+
+    type: Literal["function"]
+    function: NamedFunction

@@ -1,0 +1,221 @@
+"""Tool calls through the official client: shown, made, read back, forced, and sent back again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import openai
+import pytest
+
+from chats import TOOLS
+from serving import running, tiny_engine
+
+ASKED = [{"role": "user", "content": "Weather in Rome?"}]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"$ref": "#/$defs/City"}},
+    "required": ["city"],
+    "additionalProperties": False,
+    "$defs": {"City": {"type": "string", "enum": ["Rome", "Oslo"]}},
+}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "Tells the time."}}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+CALLS = f'Well. {CALL}\n<tool_call>{{"name": "clock", "arguments": {{}}}}</tool_call>\n'
+
+
+@contextmanager
+def client_of(says: str | None = None, template: str = TOOLS) -> Iterator[openai.OpenAI]:
+    engine = tiny_engine(max_length=2500, template=template, says=says)
+    with running(engine, num_rows=2) as served:
+        yield openai.OpenAI(base_url=f"{served.url}/v1", api_key="-", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def talker() -> Iterator[openai.OpenAI]:
+    """Its model says two calls."""
+    with client_of(CALLS) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def babbler() -> Iterator[openai.OpenAI]:
+    """Its model says letters at random."""
+    with client_of() as client:
+        yield client
+
+
+def ask(client: openai.OpenAI, **options: object) -> object:
+    defaults = {"model": "tiny", "messages": ASKED, "tools": [WEATHER, CLOCK], "temperature": 0}
+    return client.chat.completions.create(**(defaults | options))
+
+
+def told(calls: list) -> list[tuple[str, dict]]:
+    assert len({call.id for call in calls}) == len(calls)
+    assert all(call.type == "function" and len(call.id) == 9 for call in calls)
+    return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+
+
+def test_calls_are_read_and_their_results_go_back(talker: openai.OpenAI) -> None:
+    choice = ask(talker).choices[0]
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Well. "
+    assert told(choice.message.tool_calls) == [("weather", {"city": "Rome"}), ("clock", {})]
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}
+        for call in choice.message.tool_calls
+    ]
+    first = ask(talker).usage.prompt_tokens
+    again = ask(talker, messages=[*ASKED, choice.message, *results])
+    assert again.usage.prompt_tokens > first + len(CALL) + 2 * len("Sunny.")
+
+
+def test_a_streams_calls_are_those_of_the_whole(talker: openai.OpenAI) -> None:
+    words, calls, ends = "", [], []
+    for chunk in ask(talker, stream=True):
+        for choice in chunk.choices:
+            words += choice.delta.content or ""
+            calls += choice.delta.tool_calls or []
+            ends.append(choice.finish_reason)
+    assert words == "Well. " and ends[-1] == "tool_calls" and set(ends[:-1]) == {None}
+    assert told(calls) == [("weather", {"city": "Rome"}), ("clock", {})]
+    assert [call.index for call in calls] == [0, 1]
+
+
+def test_the_clients_own_accumulator_and_async(talker: openai.OpenAI) -> None:
+    async def run() -> object:
+        asked = {"model": "tiny", "messages": ASKED, "tools": [WEATHER, CLOCK], "temperature": 0}
+        async with (
+            openai.AsyncOpenAI(base_url=talker.base_url, api_key="-", max_retries=0) as client,
+            client.chat.completions.stream(**asked) as stream,
+        ):
+            return await stream.get_final_completion()
+
+    message = asyncio.run(run()).choices[0].message
+    assert told(message.tool_calls) == [("weather", {"city": "Rome"}), ("clock", {})]
+
+
+def test_one_call_at_most_and_none(talker: openai.OpenAI) -> None:
+    one = ask(talker, parallel_tool_calls=False)
+    assert told(one.choices[0].message.tool_calls) == [("weather", {"city": "Rome"})]
+    assert one.usage.completion_tokens < ask(talker).usage.completion_tokens, "it stops there"
+    none = ask(talker, tool_choice="none").choices[0]
+    assert none.message.content == CALLS and none.message.tool_calls is None
+    assert none.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "rocket", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "clock"}</tool_call>',
+        '<tool_call>{"name": "clock", "arguments": {"x": NaN}}</tool_call>',
+        "<tool_call>[]</tool_call> and <tool_",
+        '<tool_call>{"name": "clo',
+    ],
+)
+def test_what_is_no_call_of_a_given_tool_is_text(text: str) -> None:
+    with client_of(text) as client:
+        choice = ask(client).choices[0]
+        streamed = "".join(c.choices[0].delta.content or "" for c in ask(client, stream=True))
+    assert choice.message.content == text == streamed
+    assert choice.message.tool_calls is None and choice.finish_reason == "stop"
+
+
+def test_a_model_can_be_made_to_call(babbler: openai.OpenAI) -> None:
+    """The babbler would say letters; grammar and drafts leave the same call."""
+    free = ask(babbler, max_tokens=60).choices[0]
+    assert free.message.tool_calls is None
+    for choice, names in (
+        ("required", {"weather", "clock"}),
+        ({"type": "function", "function": {"name": "weather"}}, {"weather"}),
+    ):
+        found = [
+            ask(
+                babbler, tool_choice=choice, parallel_tool_calls=False, seed=3, temperature=1.0,
+                extra_body={"method": method},
+            ).choices[0]
+            for method in ("ngram", "none")
+        ]  # fmt: skip
+        (name, arguments), *rest = told(found[0].message.tool_calls)
+        assert not rest and name in names and found[0].finish_reason == "tool_calls"
+        assert name == "clock" or arguments["city"] in ("Rome", "Oslo")
+        assert told(found[1].message.tool_calls) == [(name, arguments)]
+
+
+def test_strict_calls_follow_their_schema() -> None:
+    """The model wants a city that the schema forbids; the grammar lets it say words first."""
+    wrong = 'Well. <tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    with client_of(wrong) as client:
+        loose = ask(client).choices[0].message
+        held = ask(client, tools=[strict], max_tokens=400).choices[0].message
+    assert told(loose.tool_calls) == [("weather", {"city": "Paris"})]
+    assert held.content.startswith("Well. ") and len(held.tool_calls) == 1
+    assert told(held.tool_calls)[0][1]["city"] in ("Rome", "Oslo")
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "words"),
+    [
+        ({"tools": []}, "tools", "at least 1"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "pattern"),
+        ({"tool_choice": "maybe"}, "tool_choice", "tool_choice"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+            "no tool is called x",
+        ),
+        ({"response_format": {"type": "json_object"}}, "response_format", "tools may be called"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages", "tool_call_id"),
+        (
+            {
+                "tool_choice": "required",
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"type": 7}}}
+                ],
+            },
+            "tools",
+            "can be read",
+        ),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [
+                            {"id": "1", "function": {"name": "clock", "arguments": "[]"}}
+                        ],
+                    }
+                ]
+            },
+            "messages",
+            "not a JSON object",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(
+    babbler: openai.OpenAI, options: dict, param: str, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        ask(babbler, **options)
+    assert caught.value.param == param
+
+
+def test_a_template_without_tools_says_so() -> None:
+    from chats import PLAIN
+
+    result = {"role": "tool", "content": "x", "tool_call_id": "1"}
+    with client_of(template=PLAIN) as client:
+        with pytest.raises(openai.BadRequestError, match="chat template has no tools") as caught:
+            ask(client)
+        assert caught.value.param == "tools"
+        with pytest.raises(openai.BadRequestError, match="chat template has no tools"):
+            client.chat.completions.create(model="tiny", messages=[*ASKED, result])
+    with (
+        client_of(template="{{ tools }}" + PLAIN) as client,
+        pytest.raises(openai.BadRequestError, match="how this model writes calls is not known"),
+    ):
+        ask(client)
