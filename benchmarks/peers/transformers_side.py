@@ -1,0 +1,47 @@
+"""The side of `transformers`: generate, plainly or with its prompt lookup.
+
+Assisted generation with a smaller model is not here: there is none with these tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from talk import Answer, serve
+from transformers import AutoModelForCausalLM
+
+LOOKUP = {"prompt_lookup_num_tokens": 10}  # as its documentation shows it
+
+
+def make(job: dict[str, Any]) -> Answer:
+    """A model, loaded as anyone would."""
+    torch.set_num_threads(job["threads"])
+    model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]))
+    options = {} if job["variant"] == "generate" else LOOKUP
+    num_passes = 0
+
+    def count(*_: object) -> None:
+        nonlocal num_passes
+        num_passes += 1
+
+    model.eval().register_forward_pre_hook(count)
+
+    def answer(ids: list[int], max_new_tokens: int) -> tuple[list[int], int]:
+        nonlocal num_passes
+        num_passes = 0
+        prompt = torch.tensor([ids])
+        said = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            **options,
+        )
+        return said[0, len(ids) :].tolist(), num_passes - 1
+
+    return answer
+
+
+if __name__ == "__main__":
+    serve(make, "transformers", "torch")
