@@ -106,5 +106,5 @@ def test_a_path_table_is_drafted_with_but_not_trained(tmp_path):
     folder = write(tmp_path / "made", *publish("deepspec/dspark", embedding, head))
     read = blocks.read(folder, target_layers=8)
     recipe = recipes.get("dspark")
-    with pytest.raises(CheckpointError, match="not trained here"):
+    with pytest.raises(CheckpointError, match="neither trained nor examined"):
         recipe.objective(read, recipe.settings())

@@ -22,7 +22,7 @@ from slipstream.cli.checks import (
     set_thinking,
 )
 from slipstream.cli.output import json_output, quiet_libraries
-from slipstream.errors import SettingError, SlipstreamError
+from slipstream.errors import CheckpointError, SettingError, SlipstreamError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ def doctor(
 ) -> None:
     """Check the environment, or with --drafter whether a drafter serves as it was trained.
 
-    A drafter is fed with the target's own features on a few answers and compared with other
-    readings of its files: template, mask, layer ids, norms, RoPE base, vocabulary map, number
-    type, thinking mode, context length. What is wrong is named.
+    A drafter, in any project's files, is fed with the target's own features on a few answers and
+    compared with other readings of its files: template, mask, layer ids, norms, RoPE base,
+    vocabulary map, number type, thinking mode, context length. What is wrong is named.
     """
     check_name("dtype", dtype, o.DTYPES)
     if thinking is not None:
@@ -103,20 +103,32 @@ def doctor(
 
 
 def _drafter(name: str, method: str | None, model: str) -> tuple[Path, str]:
-    """A drafter's folder and its method: as given, or as its config.json says."""
+    """A drafter's folder and its method: as given, or as its files say in any dialect."""
     from slipstream import assemble, methods
 
     folder = assemble.locate(name, method or "eagle3", model)
+    record = methods.get(method or _method_of(folder))
+    if not record.is_trainable:
+        names = ", ".join(m.name for m in methods.all() if m.is_trainable)
+        raise SettingError("method", record.name, f"one with a draft network of its own: {names}")
+    return folder, record.name
+
+
+def _method_of(folder: Path) -> str:
+    """Whose network a folder holds; EAGLE-3's where that does not show, so that reading it says."""
+    from slipstream.formats import detect, language
+
     try:
         config = loads((folder / "config.json").read_text(encoding="utf-8"))
         stored = (config.get("slipstream") or {}).get("method")
     except (OSError, ValueError, AttributeError):
         stored = None
-    record = methods.get(method or stored or "eagle3")
-    if not record.is_trainable:
-        names = ", ".join(m.name for m in methods.all() if m.is_trainable)
-        raise SettingError("method", record.name, f"one with a draft network of its own: {names}")
-    return folder, record.name
+    if stored or language.is_ours(folder):
+        return stored or "chain"
+    try:
+        return detect.detect(folder).dialect.method
+    except CheckpointError:
+        return "eagle3"
 
 
 def _questions(file: Path | None, limit: int) -> list[str]:

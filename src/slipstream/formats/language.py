@@ -16,6 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from slipstream.formats import folder as files
+from slipstream.formats.checkpoint import TargetFacts
 from slipstream.models.language import Language, LanguageConfig
 from slipstream.models.vocabulary import DraftVocabulary
 
@@ -59,12 +60,15 @@ def is_ours(folder: Path) -> bool:
     return isinstance(config, dict) and config.get("model_type") == MODEL_TYPE
 
 
-def read(folder: Path, *, target_layers: int | None = None) -> LanguageCheckpoint:
+def read(
+    folder: Path, *, target_layers: int | None = None, target: TargetFacts | None = None
+) -> LanguageCheckpoint:
     """Read a folder; every tensor must be known, present and of the size config.json says.
 
     Args:
         folder: holds config.json and model.safetensors.
         target_layers: not needed by this layout.
+        target: not needed by this layout.
 
     Raises:
         CheckpointError: missing or truncated files, unknown or missing tensors, sizes that

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import CheckpointError, DrafterMismatchError
+from slipstream.formats.checkpoint import facts_of
 from slipstream.models.readout import Readout
 from slipstream.parity.decoding import compare, taps_of
 from slipstream.parity.patient import Patient, error, mean, read_card
@@ -66,7 +67,7 @@ def examine(
     recipe, spec = recipes.get(method), target.spec
     readout = Readout(target.embedding().float().cpu(), target.head().float().cpu())
     try:
-        checkpoint = recipe.layout.read(folder, target_layers=spec.num_layers)
+        checkpoint = recipe.layout.read(folder, target=facts_of(target))
         recipe.layout.check_target(
             checkpoint.model.config,
             vocab_size=readout.embedding.shape[0],
@@ -87,9 +88,13 @@ def examine(
         ]  # fmt: skip
     card = read_card(folder)
     wishes = {k: v for k, v in card.get("config", {}).items() if k in recipe.settings.model_fields}
+    settings = recipe.settings(**wishes)
+    try:
+        recipe.objective(checkpoint, settings)
+    except CheckpointError as failure:
+        return [_unreadable(failure)]
     patient = Patient(
-        target, method, folder, checkpoint, recipe, recipe.settings(**wishes), readout,
-        questions, num_tokens, card,
+        target, method, folder, checkpoint, recipe, settings, readout, questions, num_tokens, card,
     )  # fmt: skip
     patient.texts = patient.answers(patient.prompts())
     patient.scores = patient.score(None, patient.texts)

@@ -130,8 +130,10 @@ def path_objective(checkpoint: DFlashCheckpoint, settings: DSparkSettings) -> Bl
     """Masked blocks with a path head, which a drafter to start from may not have yet."""
     if checkpoint.model.config.has_path_table:
         raise CheckpointError(
-            "the drafter's path head is a table over the vocabulary, which is not trained here",
-            "start from a drafter without a path head, or from one trained here",
+            "the drafter's path head is a table over the vocabulary, which drafts here and is "
+            "neither trained nor examined",
+            "train from a drafter without a path head, or from one trained here; to draft with "
+            "this one: slipstream generate --method dspark --drafter FOLDER",
         )
     if checkpoint.model.path is None:
         checkpoint.model.add_path(settings.path_rank)
