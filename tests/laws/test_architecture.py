@@ -27,7 +27,8 @@ ALLOWED = {
     "verify": GROUND | {"trees"},
     "formats": GROUND | {"models", "target.protocol"},
     "drafters": GROUND
-    | {"models", "trees", "cache", "target.protocol", "target.packed", "target.hf", "formats"},
+    | {"models", "trees", "cache", "formats"}
+    | {f"target.{name}" for name in ("protocol", "packed", "hf", "stack", "tiles")},
     "engine": GROUND
     | {"drafters.protocol", "verify.protocol", "target.protocol", "cache", "trees"},
     "data": GROUND | {"engine", "target", "models"},

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from slipstream.drafters.attention import CachedAttention
+from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.model_rollout import ModelRollout
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.errors import DrafterMismatchError, SettingError
 from slipstream.formats import language
 from slipstream.formats.language import LanguageCheckpoint
-from slipstream.models.blocks import Attend
 from slipstream.models.language import Language
 from slipstream.target.packed import can_pack, pack_linears
 from slipstream.target.protocol import Target
@@ -141,7 +142,13 @@ class ChainDrafter:
             raise SettingError(
                 "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
             )
-        network = TokenNetwork(checkpoint.model, embedding, dtype=spec.dtype, device=spec.device)
+        network: TokenNetwork | CompiledNetwork
+        if can_compile(spec, checkpoint.model.config):
+            network = CompiledNetwork(checkpoint.model, embedding)
+        else:
+            network = TokenNetwork(
+                checkpoint.model, embedding, dtype=spec.dtype, device=spec.device
+            )
         rollout = Rollout(
             network,
             kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost).build,
@@ -246,7 +253,7 @@ class TokenNetwork:
             pack_linears(self._model)
 
     def step(
-        self, tokens: Tensor, inputs: Tensor | None, positions: Tensor, attend: Attend
+        self, tokens: Tensor, inputs: Tensor | None, positions: Tensor, attend: CachedAttention
     ) -> Tensor:
         """[B, N, D] states; see `DraftNetwork.step`."""
         embedded = F.embedding(tokens, self._embedding).to(self.dtype)

@@ -29,9 +29,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.cache import SlotCache
+from slipstream.drafters.attention import CachedAttention, Sight
 from slipstream.drafters.candidates import Candidates, pick
 from slipstream.drafters.protocol import Row
-from slipstream.drafters.rollout import CachedAttention
 from slipstream.errors import CheckpointError, SettingError
 from slipstream.formats import dflash
 from slipstream.formats.checkpoint import facts_of
@@ -253,14 +253,11 @@ class DFlashDrafter:
         slots, width = [self._slots[row.key] for row in rows], self.width
         self._make_room(slots, [width] * len(slots))
         lengths = [self._cache.lengths[slot] for slot in slots]
-        used = self._cache.begin(slots, [width] * len(slots))
-        mask = None
-        if len(set(lengths)) > 1:  # equally long rows see all that is read
-            beyond = torch.arange(used) >= torch.tensor(lengths)[:, None] + width  # [B, used]
-            mask = self.network.hide(beyond)[:, None].expand(-1, width, -1)
+        whole = torch.ones(width, width, dtype=torch.bool)  # every slot sees the whole block
+        sight = Sight(slots, [width] * len(slots), lengths, [whole] * len(slots))
         anchors = torch.tensor([row.tokens[-1] for row in rows])
         positions = torch.tensor(lengths)[:, None] + torch.arange(width)
-        logits = self.network(anchors, positions, width, CachedAttention(self._cache, mask))
+        logits = self.network(anchors, positions, width, CachedAttention(self._cache, sight))
         for slot in slots:
             self._cache.rollback(slot)
         return logits
@@ -412,11 +409,6 @@ class BlockNetwork:
         keys = keys * self._key_norms[:, None, None, None]
         by = rotation(positions.to(self.device), self._model.frequencies)
         return list(zip(turn(keys, by), values, strict=True))
-
-    def hide(self, hidden: Tensor) -> Tensor:
-        """What is added to scores: the lowest number where True, else 0."""
-        added = torch.zeros(hidden.shape, dtype=self.dtype)
-        return added.masked_fill(hidden, torch.finfo(self.dtype).min).to(self.device)
 
     def __call__(
         self, anchors: Tensor, positions: Tensor, width: int, attend: CachedAttention

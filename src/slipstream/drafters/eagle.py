@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from slipstream.drafters.attention import CachedAttention
+from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.errors import SettingError
@@ -34,7 +36,6 @@ from slipstream.formats import eagle, eagle3
 from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.eagle import EagleCheckpoint
 from slipstream.formats.eagle3 import Eagle3Checkpoint
-from slipstream.models.blocks import Attend
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds
@@ -54,7 +55,9 @@ class EagleDrafter:
     name = "eagle3"
     layout: ClassVar[ModuleType] = eagle3
 
-    def __init__(self, network: PairNetwork, rollout: Rollout, taps: tuple[int, ...]) -> None:
+    def __init__(
+        self, network: PairNetwork | CompiledNetwork, rollout: Rollout, taps: tuple[int, ...]
+    ) -> None:
         self.taps = taps
         self._network = network
         self._rollout = rollout
@@ -131,13 +134,14 @@ class EagleDrafter:
                 "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
             )
         kind = kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost)
-        network = PairNetwork(
-            checkpoint.model,
-            embedding,
-            head=cls._borrowed_head(checkpoint, target),
-            dtype=spec.dtype,
-            device=spec.device,
-        )
+        head = cls._borrowed_head(checkpoint, target)
+        network: PairNetwork | CompiledNetwork
+        if can_compile(spec, checkpoint.model.config):
+            network = CompiledNetwork(checkpoint.model, embedding, head)
+        else:
+            network = PairNetwork(
+                checkpoint.model, embedding, head=head, dtype=spec.dtype, device=spec.device
+            )
         rollout = Rollout(
             network,
             kind.build,
@@ -256,7 +260,7 @@ class PairNetwork:
         return self._model.fuse(features.to(self.dtype))
 
     def step(
-        self, tokens: Tensor, inputs: Tensor | None, positions: Tensor, attend: Attend
+        self, tokens: Tensor, inputs: Tensor | None, positions: Tensor, attend: CachedAttention
     ) -> Tensor:
         """[B, N, D] states; see `DraftNetwork.step`."""
         embedded = F.embedding(tokens, self._embedding).to(self.dtype)

@@ -23,12 +23,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from slipstream.cache import SlotCache
+from slipstream.drafters.attention import CachedAttention, Sight
 from slipstream.drafters.candidates import pick
 from slipstream.drafters.protocol import Row
-from slipstream.models.blocks import Attend
 from slipstream.trees.kinds import MakeBuilder
 from slipstream.trees.protocol import Frontier, TreeBuilder
 from slipstream.types import DraftTree
@@ -55,7 +54,7 @@ class DraftNetwork(Protocol):
     device: torch.device
 
     def step(
-        self, tokens: Tensor, inputs: Tensor | None, positions: Tensor, attend: Attend
+        self, tokens: Tensor, inputs: Tensor | None, positions: Tensor, attend: CachedAttention
     ) -> Tensor:
         """One pass over new entries or drafted nodes.
 
@@ -194,7 +193,7 @@ class Rollout:
         frontier = growth.builder.grow(offered.log_probs, offered.tokens, offered.drawn)
         if frontier is None:
             return False
-        growth.advance(frontier, states, self._network.dtype)
+        growth.advance(frontier, states)
         return True
 
     def _take(self, stems: list[_Stem], entries: list[Entries]) -> None:
@@ -209,15 +208,8 @@ class Rollout:
             inputs = torch.stack([_pad(its.inputs, longest) for its in entries])
         lengths = [self._cache.lengths[stem.slot] for stem in stems]
         positions = torch.tensor(lengths)[:, None] + torch.arange(longest)
-        causal = _hidden(longest, self._network.dtype).triu(1)
-        states = self._pass(
-            [stem.slot for stem in stems],
-            widths,
-            tokens,
-            inputs,
-            positions,
-            [(length, causal) for length in lengths],
-        )
+        sight = Sight([stem.slot for stem in stems], widths, lengths, [None] * len(stems))
+        states = self._pass(sight, tokens, inputs, positions)
         for row, (stem, width) in enumerate(zip(stems, widths, strict=True)):
             self._cache.commit(stem.slot, range(width))
             stem.state = states[row, width - 1]
@@ -228,54 +220,39 @@ class Rollout:
         longest = max(widths)
         positions = torch.tensor([[growth.base + growth.depth - 1] for growth in growths])
         states = self._pass(
-            [growth.slot for growth in growths],
-            widths,
+            Sight(
+                [growth.slot for growth in growths],
+                widths,
+                [growth.base for growth in growths],
+                [growth.visible for growth in growths],
+            ),
             torch.stack([_pad(growth.tokens, longest) for growth in growths]),
             torch.stack([_pad(growth.inputs, longest) for growth in growths]),
             positions.expand(-1, longest),
-            [(growth.base, growth.hidden) for growth in growths],
         )
         for growth in growths:
             self._cache.commit(growth.slot, range(growth.width))
         return states
 
     def _pass(
-        self,
-        slots: list[int],
-        widths: list[int],
-        tokens: Tensor,
-        inputs: Tensor | None,
-        positions: Tensor,
-        sees: list[tuple[int, Tensor]],
+        self, sight: Sight, tokens: Tensor, inputs: Tensor | None, positions: Tensor
     ) -> Tensor:
         """[B, N, D] states of one pass of the network.
 
         Args:
-            slots: cache rows.
-            widths: new nodes of each row.
+            sight: where the nodes go and what they see.
             tokens: [B, N] int64.
             inputs: [B, N, D] or None.
             positions: [B, N] int64.
-            sees: per row, how many leading slots every node sees, and [n, e] what is added to
-                its scores over the e slots after them.
         """
-        needed = max(self._cache.lengths[s] + w for s, w in zip(slots, widths, strict=True))
+        needed = max(
+            self._cache.lengths[slot] + width
+            for slot, width in zip(sight.slots, sight.widths, strict=True)
+        )
         if needed > self._cache.max_length:
             self._enlarge(self._cache.num_rows, needed + BLOCK)
-        used = self._cache.begin(slots, widths)
-        mask = None
-        if len(slots) > 1 or bool(sees[0][1].any()):  # nothing is hidden from a chain's node
-            num_nodes = tokens.shape[1]
-            mask = _hidden(num_nodes, self._network.dtype, used, len(slots))
-            for row, (base, hidden) in enumerate(sees):
-                n, e = hidden.shape
-                mask[row, :, :base] = 0
-                mask[row, :n, base : base + e] = hidden[:, : used - base]
-            mask = mask.to(self._network.device)
-        device = self._network.device
-        return self._network.step(
-            tokens.to(device), inputs, positions.to(device), CachedAttention(self._cache, mask)
-        )
+        device, attend = self._network.device, CachedAttention(self._cache, sight)
+        return self._network.step(tokens.to(device), inputs, positions.to(device), attend)
 
     def _new_cache(self, num_rows: int, max_length: int) -> SlotCache:
         network = self._network
@@ -306,51 +283,19 @@ class _Growth:
         self.depth, self.width = 0, 1  # of the frontier: the root
         self.tokens: Tensor  # [F] int64
         self.inputs: Tensor  # [F, D], the parents' states
-        self.hidden: Tensor | None = None  # [F, e], added to scores over the e drafted slots
+        self.visible: Tensor | None = None  # [F, e] bool, of the e drafted slots
         builder.start(row.tokens[-1])
 
-    def advance(self, frontier: Frontier, states: Tensor, dtype: torch.dtype) -> None:
+    def advance(self, frontier: Frontier, states: Tensor) -> None:
         """Move to the next level; `states` [F, D] are those of the one before."""
         parents = frontier.parents
         self.depth, self.width = frontier.depth, len(parents)
         self.tokens = frontier.tokens
         self.inputs = states.index_select(0, parents)
-        own = _hidden(self.width, dtype).fill_diagonal_(0)
-        if self.hidden is not None:
-            own = torch.cat([self.hidden.index_select(0, parents.cpu()), own], dim=1)
-        self.hidden = own
-
-
-class CachedAttention:
-    """Attention of one pass over the slots of a cache; counts the layers as they call.
-
-    Args:
-        cache: with a pass begun.
-        mask: [B, N, used] added to scores, or None where every query sees everything.
-    """
-
-    def __init__(self, cache: SlotCache, mask: Tensor | None) -> None:
-        self._cache, self._mask = cache, mask
-        self._layer = 0
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """[B, H, N, C] queries, [B, Hkv, N, C] keys and values of the new nodes."""
-        keys, values = self._cache.update(k, v, self._layer)
-        batch, num_heads, num_nodes, size = q.shape
-        groups = num_heads // keys.shape[1]
-        if self._layer == 0 and self._mask is not None:
-            self._mask = self._mask.repeat(1, groups, 1)[:, None]  # [B, 1, G*N, used]
-        self._layer += 1
-        # The queries that share a key head stand below each other: no key is copied.
-        folded = q.reshape(batch, keys.shape[1], groups * num_nodes, size)
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=self._mask)
-        return out.reshape(batch, num_heads, num_nodes, size)
-
-
-def _hidden(rows: int, dtype: torch.dtype, columns: int | None = None, batch: int = 0) -> Tensor:
-    """[rows, columns] or [batch, rows, columns] of the lowest number: nothing is seen."""
-    size = (rows, rows if columns is None else columns)
-    return torch.full((batch, *size) if batch else size, torch.finfo(dtype).min, dtype=dtype)
+        own = torch.eye(self.width, dtype=torch.bool)
+        if self.visible is not None:
+            own = torch.cat([self.visible.index_select(0, parents.cpu()), own], dim=1)
+        self.visible = own
 
 
 def _pad(rows: Tensor, length: int) -> Tensor:

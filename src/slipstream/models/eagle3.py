@@ -130,13 +130,17 @@ class Eagle3(nn.Module):
 
     def fuse(self, features: Tensor) -> Tensor:
         """[..., K*D] features of the target to [..., D]; never applied to recurrent states."""
+        return self.fc(self.normed(features))
+
+    def normed(self, features: Tensor) -> Tensor:
+        """[..., K*D] what the fusion reads of the features."""
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
             each = features.chunk(len(self.fc_norm), dim=-1)
             normed = [norm(x) for norm, x in zip(self.fc_norm, each, strict=True)]
             features = torch.cat(normed, dim=-1)
-        return self.fc(features)
+        return features
 
     def step(self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One pass of the layer.

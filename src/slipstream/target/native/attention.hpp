@@ -11,13 +11,18 @@
 #include "tiles.hpp"
 
 struct Row {
-  int32_t slot, start, first, width;  // cache row, committed slots, first node, nodes
-  const uint8_t* visible;             // [width, width] ancestor or self; null for a chain
+  int32_t slot, start, first, width;  // cache row, slots that all see, first node, nodes
+  int32_t earlier;         // slots between those and the nodes that some see; no window then
+  const uint8_t* visible;  // [width, earlier + width]; null for a chain, without earlier slots
+
+  int slot_of(int node) const { return start + earlier + node - first; }
+  int end() const { return start + earlier + width; }
 };
 
 struct Item {  // queries that are taken together: nodes times query heads of a group
   int32_t row, first, count;
-  int64_t masks;  // where the masks of the row's nodes begin
+  int32_t keys;   // slots up to the last one that is seen
+  int64_t masks;  // where the masks of the slots past the row's start begin
 };
 
 struct Plan {
@@ -51,7 +56,7 @@ static inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(y, n);
 }
 
-// Which queries are taken together, and per item a bit mask of the queries that see each node.
+// Which queries are taken together, and per item a bit mask of the queries that see each slot.
 static inline Plan plan_attention(const Row* rows, int num_rows, int groups, int kv_heads,
                                   int threads, std::vector<uint16_t>& masks) {
   int64_t queries = 0;
@@ -65,15 +70,17 @@ static inline Plan plan_attention(const Row* rows, int num_rows, int groups, int
     const int all = row.width * groups;
     for (int first = 0; first < all; first += most) {
       const int count = all - first < most ? all - first : most;
-      plan.items.push_back({r, first, count, (int64_t)masks.size()});
-      for (int key = 0; key < row.width; ++key) {
+      plan.items.push_back({r, first, count, row.start, (int64_t)masks.size()});
+      const int some = row.earlier + row.width;
+      for (int key = 0; key < some; ++key) {
         uint16_t mask = 0;
         for (int q = 0; q < count; ++q) {
           const int node = (first + q) / groups;
-          const bool sees = row.visible ? row.visible[(int64_t)node * row.width + key] : key <= node;
+          const bool sees = row.visible ? row.visible[(int64_t)node * some + key] : key <= node;
           mask |= (uint16_t)sees << q;
         }
         masks.push_back(mask);
+        if (mask) plan.items.back().keys = row.start + key + 1;
       }
     }
   }
@@ -120,8 +127,7 @@ static inline void weigh_and_store(const Head& head, const Item& item, int first
 static inline void attend_item(const Head& head, const Row& row, const Item& item,
                                const uint16_t* masks, const int64_t* positions, int window,
                                float* scores) {
-  const int size = head.size, last = (item.first + item.count - 1) / head.groups;
-  const int keys = row.start + last + 1;
+  const int size = head.size, keys = item.keys;
   // Queries as a strip: [number pair][query][2].
   alignas(64) Bf16 strip[256 * kQueries];
   std::memset(strip, 0, sizeof(Bf16) * size * kQueries);

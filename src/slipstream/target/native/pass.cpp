@@ -1,5 +1,8 @@
 // One pass of a dense decoder (Llama, Mistral, Qwen2, Qwen3) over the nodes of a batch of trees.
 //
+// Draft networks are decoders of a few layers that read states beside tokens: joined by a linear
+// layer (EAGLE-1), or side by side in the first layer's attention (EAGLE-3).
+//
 // A layer is five jobs of the pool: projections with rotary positions and the cache's writes, by
 // head; attention; the output projection; gate and up; down. All else is done in between, once.
 
@@ -24,15 +27,19 @@ struct Layer {
 
 struct Model {
   int32_t num_layers, hidden, intermediate, heads, kv_heads, head_size, vocab_size;
+  int32_t keeps_normed;  // the stream of a first layer that reads states begins as their norm
   float eps;
   const Layer* layers;
-  const float* final_norm;
+  const float* final_norm;               // or null: what comes out is read as it is
+  const float *token_norm, *state_norm;  // of a first layer that reads both; or null
+  Weight join;                           // of tokens and states to the stream; no data: none
   Weight head;
 };
 
 struct Pass {
   int32_t num_nodes, num_rows, num_taps, num_logits;
-  const Bf16* embedded;    // [nodes, hidden]
+  const Bf16* embedded;    // [nodes, hidden]; null: no layer runs, states are read out
+  const Bf16* states;      // [nodes, hidden], or null where the model reads tokens alone
   const int64_t* positions;
   const float *cos, *sin;  // [P, head_size]; the first half of the sines is negated
   const Row* rows;
@@ -42,6 +49,7 @@ struct Pass {
   const int32_t* taps;       // ascending or not
   Bf16* features;            // [nodes, taps * hidden]
   Bf16* last_hidden;         // [nodes, hidden]
+  Bf16* streams;             // [nodes, hidden], what the final norm was given; or null
   const int32_t* logit_nodes;  // whose logits are wanted
   float* logits;             // [num_logits, vocab_size]
 };
@@ -95,38 +103,19 @@ class Decoder {
 #endif
     p_ = &pass;
     n_ = pass.num_nodes;
-    const int rows = padded(n_, kRows);
-    q_width_ = m_.heads * m_.head_size;
-    const Layer& any = m_.layers[0];
-    h_ = normed_.of(rows, any.qkv);
-    a_ = attended_.of(rows, any.output);
-    i_ = inner_.of(rows, any.down);
-    x_ = stream_.of((size_t)rows * m_.hidden);
-    q_ = queries_.of((size_t)rows * q_width_);
-    std::memcpy(x_, pass.embedded, (size_t)n_ * m_.hidden * sizeof(Bf16));
-    plan_ = plan_attention(pass.rows, pass.num_rows, m_.heads / m_.kv_heads,
-                           m_.kv_heads, pool_.size(), masks_);
+    x_ = stream_.of((size_t)padded(n_, kRows) * m_.hidden);
     pool_.open();
     std::fill(seconds_, seconds_ + kParts, 0.0);
     begun_ = now();
-    for (int l = 0; l < m_.num_layers; ++l) {
-      tap(l, x_);
-      const Layer& layer = m_.layers[l];
-      normalise(layer.attention_norm);
-      lap(kOther);
-      project(layer, l);
-      lap(kProjections);
-      attend(layer, l);
-      lap(kAttention);
-      add(layer.output, a_);
-      lap(kProjections);
-      normalise(layer.mlp_norm);
-      lap(kOther);
-      activate(layer.gate_up);
-      add(layer.down, i_);
-      lap(kMlp);
+    const size_t stream_bytes = (size_t)n_ * m_.hidden * sizeof(Bf16);
+    if (pass.embedded) {
+      run_layers();
+    } else {
+      std::memcpy(x_, pass.states, stream_bytes);
     }
-    for (int r = 0; r < n_; ++r)
+    if (pass.streams) std::memcpy(pass.streams, x_, stream_bytes);
+    if (!m_.final_norm) std::memcpy(pass.last_hidden, x_, stream_bytes);
+    for (int r = 0; m_.final_norm && r < n_; ++r)
       norm_row(x_ + (size_t)r * m_.hidden, m_.final_norm, m_.hidden,
                [&](int c) { return pass.last_hidden + (size_t)r * m_.hidden + c; });
     tap(m_.num_layers, pass.last_hidden);
@@ -160,11 +149,88 @@ class Decoder {
     Room<float> sums, scores;
   };
 
-  // The stream's norm, in tiles.
-  void normalise(const float* weight) {
+  void run_layers() {
+    const int rows = padded(n_, kRows);
+    const Layer& any = m_.layers[0];
+    q_width_ = m_.heads * m_.head_size;
+    a_ = attended_.of(rows, any.output);
+    i_ = inner_.of(rows, any.down);
+    q_ = queries_.of((size_t)rows * q_width_);
+    plan_ = plan_attention(p_->rows, p_->num_rows, m_.heads / m_.kv_heads,
+                           m_.kv_heads, pool_.size(), masks_);
+    enter();
+    for (int l = 0; l < m_.num_layers; ++l) {
+      tap(l, x_);
+      const Layer& layer = m_.layers[l];
+      const bool reads_both = l == 0 && m_.token_norm;
+      h_ = (reads_both ? both_ : normed_).of(rows, layer.qkv);
+      if (reads_both) {
+        normalise_both();
+      } else {
+        normalise(layer.attention_norm);
+      }
+      lap(kOther);
+      project(layer, l);
+      lap(kProjections);
+      attend(layer, l);
+      lap(kAttention);
+      add(layer.output, a_);
+      lap(kProjections);
+      h_ = normed_.of(rows, layer.gate_up);
+      normalise(layer.mlp_norm);
+      lap(kOther);
+      activate(layer.gate_up);
+      add(layer.down, i_);
+      lap(kMlp);
+    }
+  }
+
+  // What the stream begins as.
+  void enter() {
+    const size_t numbers = (size_t)n_ * m_.hidden;
+    if (!m_.join.data) {
+      std::memcpy(x_, m_.token_norm ? p_->states : p_->embedded, numbers * sizeof(Bf16));
+      return;
+    }
+    h_ = both_.of(padded(n_, kRows), m_.join);
     for (int r = 0; r < n_; ++r)
-      norm_row(x_ + (size_t)r * m_.hidden, weight, m_.hidden,
+      for (int c = 0; c < m_.hidden; c += 16) {
+        const size_t from = (size_t)r * m_.hidden + c;
+        std::memcpy(h_.x + in_tiles(r, c, h_.blocks), p_->embedded + from, 16 * sizeof(Bf16));
+        std::memcpy(h_.x + in_tiles(r, m_.hidden + c, h_.blocks), p_->states + from,
+                    16 * sizeof(Bf16));
+      }
+    sum_where_packed(h_, n_);
+    std::memset(x_, 0, numbers * sizeof(Bf16));
+    add(m_.join, h_);
+    lap(kProjections);
+  }
+
+  // The stream's norm in tiles; without a weight the stream itself.
+  void normalise(const float* weight) {
+    for (int r = 0; r < n_; ++r) {
+      const Bf16* x = x_ + (size_t)r * m_.hidden;
+      auto place = [&](int c) { return h_.x + in_tiles(r, c, h_.blocks); };
+      if (weight) {
+        norm_row(x, weight, m_.hidden, place);
+      } else {
+        for (int c = 0; c < m_.hidden; c += 16) std::memcpy(place(c), x + c, 16 * sizeof(Bf16));
+      }
+    }
+    sum_where_packed(h_, n_);
+  }
+
+  // The norms of tokens and states in tiles, side by side.
+  void normalise_both() {
+    for (int r = 0; r < n_; ++r) {
+      Bf16* x = x_ + (size_t)r * m_.hidden;
+      norm_row(p_->embedded + (size_t)r * m_.hidden, m_.token_norm, m_.hidden,
                [&](int c) { return h_.x + in_tiles(r, c, h_.blocks); });
+      norm_row(x, m_.state_norm, m_.hidden,
+               [&](int c) { return h_.x + in_tiles(r, m_.hidden + c, h_.blocks); });
+      for (int c = 0; m_.keeps_normed && c < m_.hidden; c += 16)
+        std::memcpy(x + c, h_.x + in_tiles(r, m_.hidden + c, h_.blocks), 16 * sizeof(Bf16));
+    }
     sum_where_packed(h_, n_);
   }
 
@@ -239,7 +305,7 @@ class Decoder {
     }
     const bool is_query = head < m_.heads, is_value = head >= m_.heads + m_.kv_heads;
     const Row& row = p_->rows[p_->node_rows[node]];
-    const int slot = row.start + node - row.first;
+    const int slot = row.slot_of(node);
     Bf16* to;
     if (is_query) {
       to = q_ + (size_t)node * q_width_ + head * size;
@@ -278,7 +344,7 @@ class Decoder {
       Head head{p_->keys + at, p_->values + at, q_ + (size_t)row.first * q_width_ + kv * groups * size,
                 a_.x, kv * groups * size, q_width_, a_.blocks, size, groups,
                 static_cast<int>(p_->head_stride / size)};
-      const int keys = padded(row.start + row.width, 16) * 16;
+      const int keys = padded(row.end(), 16) * 16;
       attend_item(head, row, item, masks_.data() + item.masks,
                   p_->positions + row.first, layer.window,
                   private_[thread].scores.of(keys));
@@ -371,7 +437,7 @@ class Decoder {
   Bf16 *x_ = nullptr, *q_ = nullptr;
   Activations h_{}, a_{}, i_{};  // inputs of the projections, of the output and of down
   Room<Bf16> stream_, queries_;
-  TileRoom normed_, attended_, inner_, wanted_;
+  TileRoom normed_, both_, attended_, inner_, wanted_;
   double seconds_[kParts] = {}, begun_ = 0;  // of the last pass
   Plan plan_;
   std::vector<uint16_t> masks_;
