@@ -59,17 +59,17 @@ def script(name: str) -> Path:
     return HERE / f"{name}_side.py"
 
 
-def interpreter(name: str, folder: Path) -> Path:
+def interpreter(name: str, peer: Peer, folder: Path) -> Path:
     """The python of a peer's environment, made if it is not there.
 
     Args:
-        name: of the peer.
-        folder: of all environments; each is a folder of its peer's name.
+        name: of its folder.
+        peer: whose packages it needs.
+        folder: of all environments.
 
     Raises:
         CalledProcessError: pip could not install it; `stderr` says why.
     """
-    peer = PEERS[name]
     if not peer.packages:
         return Path(sys.executable)
     place = folder / name

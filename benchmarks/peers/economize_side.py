@@ -26,11 +26,12 @@ def make(job: dict[str, Any]) -> Answer:
     decoding = economize.DecodeConfig(cycle_length=CYCLES[job["variant"]])
     stops = job["eos_ids"]
 
-    def answer(ids: list[int], max_new_tokens: int) -> tuple[list[int], int | None]:
+    def answer(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         with torch.inference_mode():
             said = model.decode(torch.tensor(ids), max_new_tokens, decoding=decoding, stop=stops)
         tokens = said.tokens.tolist()
-        return tokens, len(tokens) - 1 - sum(accepted for _, accepted in said.acceptance)
+        accepted = sum(kept for _, kept in said.acceptance)
+        return {"tokens": tokens, "passes": len(tokens) - 1 - accepted}
 
     return answer
 

@@ -24,14 +24,14 @@ def make(job: dict[str, Any]) -> Answer:
     )
     stops = set(job["eos_ids"])
 
-    def answer(ids: list[int], max_new_tokens: int) -> tuple[list[int], None]:
+    def answer(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         llm.reset()
         tokens = []
         for token in islice(llm.generate(ids, temp=0.0), max_new_tokens):
             if token in stops:
                 break
             tokens.append(token)
-        return tokens, None
+        return {"tokens": tokens, "passes": None}
 
     return answer
 

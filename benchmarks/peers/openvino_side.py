@@ -16,7 +16,7 @@ def make(job: dict[str, Any]) -> Answer:
     options = {"prompt_lookup": True} if lookup else {}
     pipe = genai.LLMPipeline(job["gguf"], "CPU", INFERENCE_NUM_THREADS=job["threads"], **options)
 
-    def answer(ids: list[int], max_new_tokens: int) -> tuple[list[int], int | None]:
+    def answer(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         config = genai.GenerationConfig()
         config.max_new_tokens, config.do_sample = max_new_tokens, False
         config.stop_token_ids = set(job["eos_ids"])
@@ -25,7 +25,7 @@ def make(job: dict[str, Any]) -> Answer:
         prompt = np.array([ids], dtype=np.int64)
         inputs = genai.TokenizedInputs(ov.Tensor(prompt), ov.Tensor(np.ones_like(prompt)))
         said = pipe.generate(inputs, config)
-        return list(said.tokens[0]), None
+        return {"tokens": list(said.tokens[0]), "passes": None}
 
     return answer
 

@@ -19,9 +19,9 @@ def make(job: dict[str, Any]) -> Answer:
         job["name"], spec.method, dtype=dtype, threads=job["threads"], **drafter, **spec.settings
     )
 
-    def answer(ids: list[int], max_new_tokens: int) -> tuple[tuple[int, ...], int]:
+    def answer(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         said = engine.generate(ids, max_new_tokens=max_new_tokens)
-        return said.token_ids, said.num_target_passes
+        return {"tokens": said.token_ids, "passes": said.num_target_passes}
 
     return answer
 

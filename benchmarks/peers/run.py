@@ -147,7 +147,7 @@ def start(
     sides = {}
     for who, variant in wanted:
         try:
-            python = catalogue.interpreter(who, asked.environments)
+            python = catalogue.interpreter(who, catalogue.PEERS[who], asked.environments)
             given = job | {"variant": variant}
             sides[who, variant] = Side(
                 python, catalogue.script(who), given, threads=asked.threads, patience=PATIENCE

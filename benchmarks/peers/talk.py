@@ -1,7 +1,7 @@
-"""How `run.py` talks with a side: one JSON line per prompt, one JSON line back, over pipes.
+"""How a comparison talks with a side: a JSON line asked, a JSON line back, over pipes.
 
 A side is a process in the environment of whoever it speaks for; it loads once and then waits, so
-that sides can take turns prompt by prompt. This file is imported in every environment: standard
+that sides can take turns. This file is imported in every environment: standard
 library only.
 """
 
@@ -14,13 +14,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-Answer = Callable[[list[int], int], tuple[Sequence[int], int | None]]
-"""(prompt ids, most new tokens) to the new tokens and, where known, target passes after prefill."""
+Answer = Callable[..., dict[str, Any]]
+"""What was asked to what is replied; both JSON."""
 
 LAST_LINES = 3  # of what a side that failed wrote
 TRACE = ("Traceback", "File ", "^", "~")  # how lines begin that say where, not what
@@ -64,14 +64,14 @@ class Side:
         )
         self.versions: dict[str, str] = self._read()["versions"]
 
-    def ask(self, ids: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
-        """The new tokens, the seconds they took, and the passes where known.
+    def ask(self, *asked: Any) -> dict[str, Any]:
+        """The reply, with the `seconds` it took.
 
         Raises:
             SideError: it stopped, or took longer than its patience.
         """
         try:
-            print(json.dumps([list(ids), max_new_tokens]), file=self._process.stdin, flush=True)
+            print(json.dumps(asked), file=self._process.stdin, flush=True)
         except OSError as error:
             raise SideError(self._why()) from error
         return self._read()
@@ -121,8 +121,7 @@ def serve(make: Callable[[dict[str, Any]], Answer], *packages: str) -> None:
 
     reply({"versions": {name: metadata.version(name) for name in packages}})
     for line in sys.stdin:
-        ids, max_new_tokens = json.loads(line)
+        asked = json.loads(line)
         begun = time.perf_counter()
-        tokens, passes = answer(ids, max_new_tokens)
-        seconds = time.perf_counter() - begun
-        reply({"tokens": [int(t) for t in tokens], "seconds": seconds, "passes": passes})
+        found = answer(*asked)
+        reply(found | {"seconds": time.perf_counter() - begun})

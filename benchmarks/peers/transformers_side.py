@@ -27,7 +27,7 @@ def make(job: dict[str, Any]) -> Answer:
 
     model.eval().register_forward_pre_hook(count)
 
-    def answer(ids: list[int], max_new_tokens: int) -> tuple[list[int], int]:
+    def answer(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         nonlocal num_passes
         num_passes = 0
         prompt = torch.tensor([ids])
@@ -38,7 +38,7 @@ def make(job: dict[str, Any]) -> Answer:
             do_sample=False,
             **options,
         )
-        return said[0, len(ids) :].tolist(), num_passes - 1
+        return {"tokens": said[0, len(ids) :].tolist(), "passes": num_passes - 1}
 
     return answer
 

@@ -39,12 +39,12 @@ def make(job: dict[str, Any]) -> Answer:
         found = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
         return int(found.get(ACCEPTED, 0))
 
-    def answer(ids: list[int], max_new_tokens: int) -> tuple[list[int], int]:
+    def answer(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         before = accepted()
         sampling = SamplingParams(temperature=0.0, max_tokens=max_new_tokens)
         prompt = TokensPrompt(prompt_token_ids=ids)
         tokens = list(llm.generate(prompt, sampling, use_tqdm=False)[0].outputs[0].token_ids)
-        return tokens, len(tokens) - 1 - (accepted() - before)
+        return {"tokens": tokens, "passes": len(tokens) - 1 - (accepted() - before)}
 
     return answer
 

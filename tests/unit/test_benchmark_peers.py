@@ -23,7 +23,7 @@ def make(job):
         if job["fault"] == "answer":
             raise ValueError("out of words")
         print("chatter that is no reply")
-        return [ids[0] + i for i in range(most)] + [2, 9], most - 1
+        return {{"tokens": [ids[0] + i for i in range(most)] + [2, 9], "passes": most - 1}}
     return answer
 
 serve(make, "pip")
