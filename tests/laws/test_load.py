@@ -15,6 +15,7 @@ import torch
 from fakes import OracleDrafter, RandomDrafter, TableTarget, random_eagle3, tiny_target
 from slipstream.drafters.ngram import NgramDrafter
 from slipstream.drafters.none import NoDrafter
+from slipstream.engine.blocks import Blocks
 from slipstream.engine.engine import Engine
 from slipstream.engine.loop import Loop
 from slipstream.engine.meter import Meter
@@ -43,22 +44,34 @@ def prompt_of(index: int) -> list[int]:
 
 
 def loop_of(
-    engine: Engine, num_rows: int, prefill_tokens: int | None = 8, keeps_prefixes: bool = False
+    engine: Engine,
+    num_rows: int,
+    prefill_tokens: int | None = 8,
+    keeps_prefixes: bool = False,
+    blocks: Blocks | None = None,
 ) -> tuple[Loop, object]:
     slots = engine.max_length + 64
     cache = engine.target.new_cache(num_rows, slots)
     loop = Loop(
-        engine.target, engine.drafter, walk, cache, Meter(), num_rows=num_rows, num_slots=slots,
-        chunk=8, prefill_tokens=prefill_tokens, throttle=Throttle(64, pass_tokens=20),
+        engine.target, engine.drafter, walk, cache, Meter(), num_rows=num_rows, chunk=8,
+        prefill_tokens=prefill_tokens, throttle=Throttle(64, pass_tokens=20), blocks=blocks,
         keeps_prefixes=keeps_prefixes,
     )  # fmt: skip
     return loop, cache
 
 
-def serve_randomly(engine: Engine, count: int, *, aborted: int, num_rows: int = 5) -> dict:
+def serve_randomly(
+    engine: Engine,
+    count: int,
+    *,
+    aborted: int,
+    num_rows: int = 5,
+    blocks: Blocks | None = None,
+    keeps_prefixes: bool = False,
+) -> dict:
     """Submit `count` requests at random turns, abort some; the answers of the others by index."""
     chance = random.Random(7)
-    loop, cache = loop_of(engine, num_rows)
+    loop, cache = loop_of(engine, num_rows, blocks=blocks, keeps_prefixes=keeps_prefixes)
     requests = [engine.request(prompt_of(i), i, **settings_of(i)) for i in range(count)]
     doomed = set(chance.sample(range(count), aborted))
     coming, done, num_submitted = list(requests), {}, 0
@@ -75,15 +88,23 @@ def serve_randomly(engine: Engine, count: int, *, aborted: int, num_rows: int = 
         for row in loop.turn():
             if row.is_finished:
                 done[row.prompt_index] = row.result()
+        assert loop.scheduler.check() == ""
+    assert loop.leaks() == ""
+    loop.scheduler.forget()
     assert loop.leaks() == "" and cache.lengths == [0] * num_rows
+    assert loop.scheduler.blocks.usage == 0
+    assert (loop.scheduler.num_put_off > 0) == (blocks is not None)
     assert all(request.is_finished for request in requests)
     return {i: result for i, result in done.items() if result.finish_reason != "abort"}
 
 
-def test_200_requests_on_a_model_equal_their_solo_runs() -> None:
+@pytest.mark.parametrize("num_blocks", [None, 14])
+def test_200_requests_on_a_model_equal_their_solo_runs(num_blocks: int | None) -> None:
+    """With room for all, and with so little that running rows are put off and resumed."""
     target = tiny_target(num_hidden_layers=1)
     engine = Engine(target, NgramDrafter(), walk, max_length=96)
-    done = serve_randomly(engine, 200, aborted=10)
+    blocks = None if num_blocks is None else Blocks(num_blocks, size=4)
+    done = serve_randomly(engine, 200, aborted=10, blocks=blocks, keeps_prefixes=bool(blocks))
     assert len(done) >= 190
     plain = Engine(target, NoDrafter(), walk, max_length=96)
     for index, result in done.items():
@@ -92,10 +113,12 @@ def test_200_requests_on_a_model_equal_their_solo_runs() -> None:
         assert result.finish_reason == alone.finish_reason
 
 
-def test_a_network_drafter_keeps_no_row() -> None:
+@pytest.mark.parametrize("blocks", [None, Blocks(9, size=4)])
+def test_a_network_drafter_keeps_no_row(blocks: Blocks | None) -> None:
     target = tiny_target()
     drafter = random_eagle3(target, tree="dynamic", budget=8, depth=2, topk=2)
-    done = serve_randomly(Engine(target, drafter, walk, max_length=96), 12, aborted=4)
+    engine = Engine(target, drafter, walk, max_length=96)
+    done = serve_randomly(engine, 12, aborted=4, blocks=blocks)
     plain = Engine(target, NoDrafter(), walk, max_length=96)
     for index, result in done.items():
         assert result.token_ids == plain.generate(prompt_of(index), **settings_of(index)).token_ids
@@ -195,7 +218,7 @@ def test_a_leak_is_seen() -> None:
     engine = Engine(TableTarget(), NoDrafter(), walk, max_length=64)
     loop, cache = loop_of(engine, 2)
     cache.rows[1] = [1, 2]
-    assert "slots [1] hold keys" in loop.leaks()
+    assert "row 1 is free and holds 2 keys" in loop.leaks()
 
 
 def test_threads_may_submit_and_abort_at_any_time() -> None:

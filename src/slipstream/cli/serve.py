@@ -58,6 +58,12 @@ def serve(
         int | None,
         typer.Option("--prefill-tokens", help="Prompt tokens between two steps of the others."),
     ] = None,
+    cache_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--cache-tokens", help="Tokens that all rows may hold; room for every row's longest."
+        ),
+    ] = None,
     max_body: Annotated[
         int, typer.Option("--max-body", help="Largest request, bytes.")
     ] = 4_000_000,
@@ -87,6 +93,7 @@ def serve(
         ("max-length", max_length),
         ("pass-tokens", pass_tokens),
         ("prefill-tokens", prefill_tokens),
+        ("cache-tokens", cache_tokens),
         ("max-body", max_body),
     ):
         check_at_least_one(name, value)
@@ -109,7 +116,9 @@ def serve(
         loaded.max_length = min(loaded.max_length, CONTEXT)
     from slipstream.serve.app import Limits, Server
 
-    limits = Limits(num_rows, max_waiting, max_body, timeout, drain, pass_tokens, prefill_tokens)
+    limits = Limits(
+        num_rows, max_waiting, max_body, timeout, drain, pass_tokens, prefill_tokens, cache_tokens
+    )
     server = Server(loaded, name=served_name, limits=limits, api_keys=api_key or ())
     _run(server, listener, host)
 

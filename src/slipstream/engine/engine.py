@@ -17,6 +17,7 @@ import torch
 
 from slipstream.cache import SlotCache
 from slipstream.drafters.protocol import Drafter
+from slipstream.engine.blocks import BLOCK, Blocks
 from slipstream.engine.loop import Loop
 from slipstream.engine.meter import Lap, Meter
 from slipstream.engine.prompts import Prompt, encode, is_single
@@ -241,17 +242,21 @@ class Engine:
         max_waiting: int = 64,
         prefill_tokens: int | None = None,
         pass_tokens: int | None = None,
+        cache_tokens: int | None = None,
         keeps_prefixes: bool = True,
     ) -> Service:
         """Start answering requests that come at any time, in a thread; close it when done.
 
         Args:
-            num_rows: requests that decode together; each has room for the whole context.
+            num_rows: requests that decode together.
             max_waiting: requests that may wait for a row.
             prefill_tokens: prompt tokens between two steps of the running rows; None takes one
                 chunk.
             pass_tokens: tokens of one decoding pass at most, shared by the rows; None sets no
                 bound besides what pays, see `throttle`.
+            cache_tokens: tokens that all rows may hold together, drafts included; when they run
+                out the youngest request waits again. None has room for the whole context in
+                every row.
             keeps_prefixes: a prompt that starts like an earlier one is prefilled from there on.
 
         Raises:
@@ -266,11 +271,17 @@ class Engine:
             if value is not None and value < least:
                 raise SettingError(name, value, f"{least} or more")
         num_slots = self.max_length + self._max_nodes
+        least = BLOCK * -(-num_slots // BLOCK)
+        if cache_tokens is not None and cache_tokens < least:
+            raise SettingError(
+                "cache-tokens", cache_tokens, f"{least} or more", "or lower --max-length"
+            )
+        blocks = None if cache_tokens is None else Blocks(cache_tokens // BLOCK)
         widest = min(self._max_nodes, int(self._settings.get("budget") or self._max_nodes))
         loop = self._loop(
             self.target.new_cache(num_rows, num_slots),
             num_rows,
-            num_slots,
+            blocks=blocks,
             prefill_tokens=prefill_tokens or self._chunk,
             throttle=Throttle(widest, pass_tokens),
             keeps_prefixes=keeps_prefixes,
@@ -283,7 +294,7 @@ class Engine:
         decoder = self.tokenizer if skip_special else Verbatim(self.tokenizer)
         return TextStream(decoder, stop_strings)
 
-    def _loop(self, cache: SlotCache, num_rows: int, num_slots: int, **options: Any) -> Loop:
+    def _loop(self, cache: SlotCache, num_rows: int, **options: Any) -> Loop:
         return Loop(
             self.target,
             self.drafter,
@@ -291,7 +302,6 @@ class Engine:
             cache,
             self._meter,
             num_rows=num_rows,
-            num_slots=num_slots,
             chunk=self._chunk,
             **options,
         )
@@ -308,7 +318,7 @@ class Engine:
         num_rows = min(num_rows, len(requests))
         num_slots = self._max_nodes + max(len(r.tokens) + r.limit for r in requests)
         cache, num_slots = self._take_cache(num_rows, num_slots)
-        loop = self._loop(cache, num_rows, num_slots)
+        loop = self._loop(cache, num_rows)
         for request in requests:
             loop.submit(request)
         try:

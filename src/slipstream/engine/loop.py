@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from slipstream.cache import SlotCache
 from slipstream.drafters.protocol import Drafter
+from slipstream.engine.blocks import Blocks
 from slipstream.engine.meter import Meter
 from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler
@@ -31,12 +32,12 @@ class Loop:
         cache: holds the rows.
         meter: times the turns.
         num_rows: requests that decode together.
-        num_slots: of each cache row.
         chunk: prompt tokens per prefill pass.
         prefill_tokens: prompt tokens per turn, after which the running rows get their step; None
             finishes every prompt that has a row first.
         throttle: says before each step how much the rows may draft, down to nothing; None leaves
             trees as they are.
+        blocks: how much of the cache the rows may hold; see `scheduler`.
         keeps_prefixes: finished rows serve later requests that start alike; see `scheduler`.
     """
 
@@ -49,18 +50,17 @@ class Loop:
         meter: Meter,
         *,
         num_rows: int,
-        num_slots: int,
         chunk: int,
         prefill_tokens: int | None = None,
         throttle: Throttle | None = None,
+        blocks: Blocks | None = None,
         keeps_prefixes: bool = False,
     ) -> None:
         self._target, self._drafter, self._verify = target, drafter, verify
         self._cache, self._meter, self._chunk = cache, meter, chunk
-        self._num_rows, self._num_slots = num_rows, num_slots
         self._prefill_tokens = math.inf if prefill_tokens is None else prefill_tokens
         self._throttle = throttle
-        self.scheduler = Scheduler(cache, num_rows, keeps_prefixes=keeps_prefixes)
+        self.scheduler = Scheduler(cache, num_rows, blocks=blocks, keeps_prefixes=keeps_prefixes)
 
     def submit(self, request: Request) -> None:
         """Put a request behind those that wait; it is admitted in a later turn."""
@@ -79,8 +79,7 @@ class Loop:
     def turn(self) -> Iterator[Request]:
         """Yield each row when its first token is there and after each of its steps."""
         yield from self._prefill()
-        running = (row for row in self.scheduler.running if row.is_prefilled)
-        rows = sorted(running, key=lambda row: row.slot)  # side by side in the cache
+        rows = self._ready()
         if not rows:
             return
         self._step(rows)
@@ -100,18 +99,13 @@ class Loop:
             self.abort(row)
 
     def leaks(self) -> str:
-        """What an idle loop still holds, in words; empty when every row and slot is back."""
-        kept = {slot: len(row.tokens) for slot, row in self.scheduler.kept.items()}
-        held = [i for i, size in enumerate(self._cache.lengths) if size != kept.get(i, 0)]
-        num_free = self.scheduler.num_free
-        if self.scheduler.has_work or (num_free == self._num_rows and not held):
-            return ""
-        return f"{num_free} of {self._num_rows} rows are free, slots {held} hold keys"
+        """What an idle loop still holds, in words; empty when rows, slots and blocks are back."""
+        return "" if self.scheduler.has_work else self.scheduler.check()
 
     def _prefill(self) -> Iterator[Request]:
         left = self._prefill_tokens
         while left > 0 and (row := self._next_prompt()) is not None:
-            left -= min(self._chunk, row.num_prompt - self._cache.lengths[row.slot])
+            left -= min(self._chunk, row.num_prefill - self._cache.lengths[row.slot])
             prefill(row, self._target, self._cache, self._drafter, self._meter, self._chunk)
             if row.is_finished:
                 self.scheduler.retire(row)
@@ -119,20 +113,24 @@ class Loop:
                 yield row
 
     def _next_prompt(self) -> Request | None:
-        """The oldest row without a first token, else the next that waits."""
-        for row in self.scheduler.running:
-            if not row.is_prefilled:
-                return row
-        row = self.scheduler.admit()
-        if row is not None:
-            row.capacity = self._num_slots
-        return row
+        """The oldest row that prefill has not finished, else the next that waits."""
+        unfinished = (row for row in self.scheduler.running if not row.is_prefilled)
+        return next(unfinished, None) or self.scheduler.admit()
 
-    def _step(self, rows: list[Request]) -> None:
-        """One step, as wide as pays with so many rows."""
-        share = None if self._throttle is None else self._throttle.choose(len(rows))
+    def _ready(self) -> list[Request]:
+        """The rows of the next step, with what each may draft and room for it."""
+        rows = [row for row in self.scheduler.running if row.is_prefilled]
+        share = None if self._throttle is None or not rows else self._throttle.choose(len(rows))
         for row in rows:
             row.share = share
+        for row in self.scheduler.provide():
+            self._drafter.close(row)
+        ready = (row for row in rows if row.slot >= 0)
+        return sorted(ready, key=lambda row: row.slot)  # side by side in the cache
+
+    def _step(self, rows: list[Request]) -> None:
+        """One step, and what it gave for its time."""
+        share = rows[0].share
         begun = self._meter.now()
         steps = step(rows, self._target, self._cache, self._drafter, self._verify, self._meter)
         if self._throttle is not None:

@@ -73,7 +73,7 @@ class Result:
     @property
     def num_accepted(self) -> int:
         """Drafted tokens accepted, counted as tau counts: every pass gave one token besides."""
-        return max(0, self.num_tokens - 1 - self.num_target_passes)
+        return round((self.tau - 1) * self.num_target_passes)
 
     @property
     def mean_accepted(self) -> float:
@@ -132,7 +132,7 @@ class Request:
         text: the answer's text, or None for a target without tokenizer.
         checks_text: stop strings were given, so every token is decoded on its own.
         trace: keep every step.
-        capacity: slots of its cache row.
+        capacity: slots it may fill of its cache row.
         widest: drafted nodes a tree may have; 0 decodes plainly.
         share: drafted nodes it may have in this pass; the loop sets it by load.
         shapers: change its logits, in this order.
@@ -168,10 +168,11 @@ class Request:
     drafted: list[bool] = field(default_factory=list)
     scores: list[TokenScore] = field(default_factory=list)
     num_prompt: int = field(init=False)
+    num_prefill: int = field(init=False)  # tokens to run before the first step
     _num_taken: int = 0
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.tokens)
+        self.num_prompt = self.num_prefill = len(self.tokens)
 
     @property
     def is_finished(self) -> bool:
@@ -180,8 +181,8 @@ class Request:
 
     @property
     def is_prefilled(self) -> bool:
-        """True once the first token is there."""
-        return len(self.tokens) > self.num_prompt
+        """True once prefill is over: it gave a token."""
+        return len(self.tokens) > self.num_prefill
 
     @property
     def emitted(self) -> list[int]:
@@ -198,8 +199,12 @@ class Request:
     @property
     def max_nodes(self) -> int:
         """Drafted nodes that fit its cache row now; len(tokens) slots hold history and root."""
-        widest = self.widest if self.share is None else min(self.widest, self.share)
-        return max(0, min(widest, self.capacity - len(self.tokens)))
+        return max(0, min(self.widest_now, self.capacity - len(self.tokens)))
+
+    @property
+    def widest_now(self) -> int:
+        """Drafted nodes it may have in this pass, if there is room."""
+        return self.widest if self.share is None else min(self.widest, self.share)
 
     def shape(self, logits: Tensor, tree: DraftTree) -> Tensor:
         """The logits [N, V] after the request's shapers."""
@@ -248,6 +253,14 @@ class Request:
         ):
             pairs = tuple(zip(ids, values, strict=True))
             self.scores.append(TokenScore(float(own[token]), pairs))
+
+    def put_off(self) -> None:
+        """Lose the cache row; when it gets one again, prefill runs all tokens and gives the next.
+
+        That token is the one a step would have given: noise is keyed by position.
+        """
+        self.slot, self.num_prefill = -1, len(self.tokens)
+        self.features.clear()
 
     def abort(self) -> None:
         """End it because nobody wants it any more; the tokens so far stay."""

@@ -51,6 +51,16 @@ class Service:
         return max(0, len(self._listeners) - self.num_running)
 
     @property
+    def cache_usage(self) -> float:
+        """Share of the cache's blocks that requests and kept prefixes hold."""
+        return self._loop.scheduler.blocks.usage
+
+    @property
+    def num_put_off(self) -> int:
+        """Times a running request had to give way so far."""
+        return self._loop.scheduler.num_put_off
+
+    @property
     def is_alive(self) -> bool:
         """True while requests are taken."""
         return self._thread.is_alive() and not self._is_draining

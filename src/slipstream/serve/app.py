@@ -52,6 +52,7 @@ class Limits:
         drain_seconds: how long a shutdown waits for answers under way.
         pass_tokens: tokens of one decoding pass; see `Engine.serve`.
         prefill_tokens: prompt tokens between two steps; see `Engine.serve`.
+        cache_tokens: tokens that all rows may hold; see `Engine.serve`.
     """
 
     num_rows: int = 8
@@ -61,6 +62,7 @@ class Limits:
     drain_seconds: float = 30.0
     pass_tokens: int | None = None
     prefill_tokens: int | None = None
+    cache_tokens: int | None = None
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
@@ -100,6 +102,7 @@ class Server:
             max_waiting=self.limits.max_waiting,
             prefill_tokens=self.limits.prefill_tokens,
             pass_tokens=self.limits.pass_tokens,
+            cache_tokens=self.limits.cache_tokens,
         )
         self.app = self._application()
 
@@ -139,13 +142,13 @@ class Server:
 
     async def prometheus(self) -> PlainTextResponse:
         """Counters under vLLM's names."""
-        running = self.service.num_running
         gauges = {
-            "num_requests_running": running,
+            "num_requests_running": self.service.num_running,
             "num_requests_waiting": self.service.num_waiting,
-            "kv_cache_usage_perc": running / self.limits.num_rows,
+            "kv_cache_usage_perc": self.service.cache_usage,
         }
-        return PlainTextResponse(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        text = self.metrics.text(gauges, num_put_off=self.service.num_put_off)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
     async def models(self, request: Request) -> JSONResponse:
         """The one model, with what runs it."""

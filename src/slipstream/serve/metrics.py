@@ -79,8 +79,14 @@ class Metrics:
         for depth, share in enumerate(result.reach):
             self._accepted_at[depth] += round(share * result.num_target_passes)
 
-    def text(self, gauges: dict[str, float]) -> str:
-        """The whole page, with these present values by name."""
+    def text(self, gauges: dict[str, float], *, num_put_off: int) -> str:
+        """The whole page, with these present values by name.
+
+        Args:
+            gauges: values that go up and down.
+            num_put_off: times a running request had to give way so far.
+        """
+        self._counters["num_preemptions"] = num_put_off
         return "\n".join(self._lines(gauges)) + "\n"
 
     def _lines(self, gauges: dict[str, float]) -> Iterator[str]:
@@ -90,6 +96,7 @@ class Metrics:
         for name in (
             "prompt_tokens",
             "generation_tokens",
+            "num_preemptions",
             "spec_decode_num_drafts",
             "spec_decode_num_draft_tokens",
             "spec_decode_num_accepted_tokens",
