@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from slipstream.custom_generate import speculate
     from slipstream.drafters.protocol import Drafter
     from slipstream.engine.engine import Engine
+    from slipstream.formats.pretrained import PretrainedDrafter
     from slipstream.types import DraftTree, Sampling
 
     __version__: str
@@ -32,6 +33,7 @@ __all__ = [
     "DraftTree",
     "Drafter",
     "Engine",
+    "PretrainedDrafter",
     "Sampling",
     "__version__",
     "load",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "load": "slipstream.assemble",
     "speculate": "slipstream.custom_generate",
+    "PretrainedDrafter": "slipstream.formats.pretrained",
     "Engine": "slipstream.engine.engine",
     "Sampling": "slipstream.types",
     "DraftTree": "slipstream.types",

@@ -44,7 +44,8 @@ ALLOWED = {
     "assemble": GROUND
     | {"methods", "engine", "drafters", "verify", "target", "trees", "models", "formats"},
     "custom_generate": GROUND | {"assemble", "engine", "target"},
-    "__init__": {"methods", "assemble", "drafters", "engine", "types", "custom_generate"},
+    "__init__": {"methods", "assemble", "drafters", "engine", "types", "custom_generate"}
+    | {"formats"},
     "__main__": {"cli"},
 }
 TOP = {"cli"}  # may import everything

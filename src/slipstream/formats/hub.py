@@ -23,12 +23,16 @@ def is_id(name: str) -> bool:
     return found is not None and not Path(found[1]).parent.exists()
 
 
-def fetch(name: str, *, token: str | None = None) -> Path:
+def fetch(
+    name: str, *, revision: str | None = None, token: str | None = None, is_offline: bool = False
+) -> Path:
     """The folder of a checkpoint, downloaded once into Hugging Face's cache.
 
     Args:
         name: an id, possibly with a revision.
+        revision: wins over one in the name.
         token: for private and gated repositories; None takes HF_TOKEN or the login.
+        is_offline: take what the cache has; HF_HUB_OFFLINE says the same.
 
     Raises:
         CheckpointError: it cannot be had, with the reason.
@@ -38,12 +42,19 @@ def fetch(name: str, *, token: str | None = None) -> Path:
     found = _ID.fullmatch(name)
     try:
         place = snapshot_download(
-            found[1], revision=found[2], token=token, allow_patterns=list(FILES)
+            found[1],
+            revision=revision or found[2],
+            token=token,
+            allow_patterns=list(FILES),
+            local_files_only=is_offline,
         )
     except Exception as error:  # offline, unknown, gated, no network: many classes
         said = " ".join(str(error).split())[:200]
-        is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        reason = "HF_HUB_OFFLINE is set and the cache lacks it" if is_offline else said
+        reason = said
+        if is_offline:
+            reason = "only local files are allowed and the cache lacks it"
+        elif os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            reason = "HF_HUB_OFFLINE is set and the cache lacks it"
         raise CheckpointError(
             f"drafter '{name}' is no folder here, and Hugging Face does not give it: {reason}",
             f"check the name, or fetch it once with `hf download {found[1]}`",

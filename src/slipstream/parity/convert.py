@@ -7,7 +7,6 @@ files come from; so does a README beside it.
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ import torch
 from slipstream.errors import CheckpointError
 from slipstream.formats import detect, folder
 from slipstream.formats.checkpoint import Checkpoint, Files, facts_of
+from slipstream.formats.model_card import model_card
 from slipstream.models.readout import Readout
 from slipstream.parity.patient import read_card
 from slipstream.parity.proof import Proof, doubts, prove
@@ -97,8 +97,10 @@ def convert(
         proof = prove(before, way.load(folder.read_files(place), facts), texts, readout)
         card["conversion"]["proof"] = asdict(proof)
         (place / "card.json").write_text(json.dumps(card, indent=2) + "\n")
-        if (source / "README.md").is_file():
-            shutil.copyfile(source / "README.md", place / "README.md")
+        told = source / "README.md"
+        readme = told.read_text(encoding="utf-8") if told.is_file() else None
+        text = model_card(way, name=Path(output).name, target=facts.name, readme=readme)
+        (place / "README.md").write_text(text, encoding="utf-8")
         names = tuple(sorted(path.name for path in place.iterdir()))
     return Conversion(
         found,
