@@ -1,22 +1,37 @@
 """Compiled draft networks say what the plain ones say, but for rounding."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
+from fakes import (
+    random_dflash,
+    random_eagle,
+    random_eagle3,
+    random_language,
+    random_medusa,
+    tiny_model,
+)
+from slipstream.drafters.block_network import BlockNetwork, CompiledBlocks
 from slipstream.drafters.chain import TokenNetwork
-from slipstream.drafters.compiled import CompiledLinear, CompiledNetwork, can_compile
+from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.eagle import PairNetwork
+from slipstream.drafters.none import NoDrafter
+from slipstream.drafters.products import CompiledLinear
 from slipstream.drafters.rollout import Entries, Rollout
+from slipstream.engine.engine import Engine
 from slipstream.models.eagle import Eagle, EagleConfig
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.language import Language, LanguageConfig
 from slipstream.sampling import Sampler
+from slipstream.target.hf import HFTarget
 from slipstream.target.library import library
 from slipstream.target.protocol import TargetSpec
 from slipstream.trees import kinds
-from slipstream.types import Sampling
+from slipstream.types import DraftTree, Sampling
+from slipstream.verify.walk import walk
 
 V, U, D = 96, 64, 32
 SHAPE = {
@@ -134,7 +149,7 @@ def test_drafting_is_the_plain_networks_but_for_rounding(name, tree):
 def test_a_linear_layer_is_the_product():
     torch.manual_seed(0)
     weight, bias, x = torch.randn(70, 48), torch.randn(70), torch.randn(2, 3, 48).bfloat16()
-    found = CompiledLinear(weight, bias)(x)
+    found = CompiledLinear(weight, bias, torch.float32)(x)
     expected = x.float() @ weight.bfloat16().float().T + bias
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
@@ -144,3 +159,54 @@ def test_networks_run_compiled_where_their_target_does():
     assert can_compile(spec(), config)
     assert not can_compile(spec(decoder="fused"), config)
     assert not can_compile(spec(), replace(config, head_size=24))
+
+
+@needs_code
+@pytest.mark.parametrize("options", [{"path_rank": 0}, {"path_rank": 8}, {"is_shifted": True}])
+def test_blocks_are_the_plain_networks_but_for_rounding(options):
+    model = tiny_model().bfloat16()
+    targets = [HFTarget(copy.deepcopy(model), decoder=how) for how in ("compiled", "fused")]
+    drafters = [random_dflash(target, **options) for target in targets]
+    assert type(drafters[0].network) is CompiledBlocks and type(drafters[1].network) is BlockNetwork
+    texts = [[5, 17, 3, 88, 41, 9, 60], [4, 7], [30] * 12]
+    logits = []
+    for target, drafter in zip(targets, drafters, strict=True):
+        rows = [OneRow(key, tokens) for key, tokens in enumerate(texts)]
+        for row in rows:
+            cache = target.new_cache(1, 20)
+            tree = DraftTree.chain(row.tokens[:-1])
+            features = target.forward([tree], cache, [0], taps=drafter.taps).features[0]
+            drafter.open(row, features)
+        logits.append(drafter._denoise(rows))
+    assert logits[0].shape == logits[1].shape
+    known = logits[1] > float("-inf")
+    assert torch.equal(known, logits[0] > float("-inf"))
+    assert far(logits[0][known], logits[1][known]) < 0.05
+
+
+@needs_code
+@pytest.mark.parametrize("borrows", [True, False])
+def test_medusas_heads_are_the_plain_ones_but_for_rounding(borrows):
+    model = tiny_model().bfloat16()
+    hidden = torch.randn(3, model.config.hidden_size).bfloat16()
+    found = [
+        random_medusa(HFTarget(copy.deepcopy(model), decoder=how), borrows=borrows)
+        for how in ("compiled", "fused")
+    ]
+    compiled, plain = (drafter._heads.logits(hidden).float() for drafter in found)
+    assert far(compiled, plain) < 0.03
+
+
+@needs_code
+@pytest.mark.parametrize(
+    "make", [random_eagle3, random_eagle, random_language, random_medusa, random_dflash]
+)
+def test_answers_stay_the_targets_own(make):
+    """In one batch of mixed lengths, bit for bit."""
+    target = HFTarget(tiny_model().bfloat16(), decoder="compiled")
+    prompts = [[1, 2, 3, 4, 5], [9, 8], [30, 31, 32, 33, 34, 35, 36], [50]]
+    for sampling in ({}, {"temperature": 1.0, "seed": 3}):
+        told = {"max_new_tokens": 24, "num_rows": 3, **sampling}
+        drafted = Engine(target, make(target, budget=6), walk).generate(prompts, **told)
+        plain = Engine(target, NoDrafter(), walk).generate(prompts, **told)
+        assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]

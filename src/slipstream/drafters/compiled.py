@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.drafters.attention import CachedAttention
+from slipstream.drafters.products import CompiledLinear, on_rows
 from slipstream.models.eagle import Eagle
 from slipstream.models.eagle3 import Eagle3
 from slipstream.models.language import Language
@@ -31,26 +32,7 @@ def can_compile(spec: TargetSpec, config: Any) -> bool:
         spec: the target's.
         config: has the sizes of `EagleConfig`.
     """
-    return spec.decoder == "compiled" and _sizes(config).why_not() is None
-
-
-class CompiledLinear:
-    """A frozen linear layer in tiles.
-
-    Args:
-        weight: [out, in], in a multiple of 16.
-        bias: [out] or None.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        outputs, inputs = weight.shape
-        sizes = Sizes(inputs, 16, 1, 1, 16, 1e-6)
-        product = TileProduct(weight, bias)
-        self._stack = Stack([], sizes, _no_angles, head=product, vocab_size=outputs)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., out] float32 from [..., in] bfloat16."""
-        return _on_rows(self._stack.read, x)
+    return spec.decoder == "compiled" and sizes_of(config).why_not() is None
 
 
 class CompiledNetwork:
@@ -92,10 +74,10 @@ class CompiledNetwork:
         angles, product = angles_of(model.frequencies), TileProduct(head.detach())
         count = len(head)
         self._stack = self._reader = Stack(
-            layers, _sizes(config), angles, head=product, vocab_size=count, **shape
+            layers, sizes_of(config), angles, head=product, vocab_size=count, **shape
         )
         if self._gives_normed:
-            self._reader = Stack([], _sizes(config), angles, head=product, vocab_size=count)
+            self._reader = Stack([], sizes_of(config), angles, head=product, vocab_size=count)
         self._fuse, self._normed = None, None
         if isinstance(model, Eagle3):
             self._fuse = CompiledLinear(model.fc.weight.detach(), model.fc.bias)
@@ -108,7 +90,7 @@ class CompiledNetwork:
         features = features.to(self.dtype)
         if self._fuse is None:
             return features
-        return self._fuse(features if self._normed is None else self._normed(features)).bfloat16()
+        return self._fuse(features if self._normed is None else self._normed(features))
 
     def step(
         self, tokens: Tensor, inputs: Tensor | None, positions: Tensor, attend: CachedAttention
@@ -130,7 +112,7 @@ class CompiledNetwork:
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., U] float32 logits of [..., D] states."""
-        return _on_rows(self._reader.read, states)
+        return on_rows(self._reader.read, states)
 
 
 def stack_layer(layer: Any, attention_norm: nn.Module | None) -> StackLayer:
@@ -182,11 +164,8 @@ def angles_of(frequencies: Tensor) -> Any:
     return angles
 
 
-def _no_angles(_length: int) -> tuple[Tensor, Tensor]:
-    raise AssertionError("a head alone turns nothing")
-
-
-def _sizes(config: Any) -> Sizes:
+def sizes_of(config: Any) -> Sizes:
+    """Of the layers of a draft network."""
     return Sizes(
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
@@ -195,12 +174,6 @@ def _sizes(config: Any) -> Sizes:
         head_size=config.head_size,
         eps=config.rms_norm_eps,
     )
-
-
-def _on_rows(function: Any, x: Tensor) -> Tensor:
-    """[..., out] of a function over [M, in] rows."""
-    flat = x.reshape(-1, x.shape[-1]).to(torch.bfloat16).contiguous()
-    return function(flat).view(*x.shape[:-1], -1)
 
 
 class _Padded:

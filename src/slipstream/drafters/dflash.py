@@ -18,26 +18,21 @@ unverified token.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from slipstream.cache import SlotCache
 from slipstream.drafters.attention import CachedAttention, Sight
+from slipstream.drafters.block_network import BlockNetwork, block_network
 from slipstream.drafters.candidates import Candidates, pick
 from slipstream.drafters.protocol import Row
 from slipstream.errors import CheckpointError, SettingError
 from slipstream.formats import dflash
 from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.dflash import DFlashCheckpoint
-from slipstream.models.blocks import rotation, turn
-from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds
 from slipstream.trees.best_first import from_marginals
@@ -85,7 +80,7 @@ class DFlashDrafter:
         config, spec = checkpoint.model.config, target.spec
         self.taps = config.taps
         self.width = width
-        self.network = BlockNetwork(checkpoint, target)
+        self.network: BlockNetwork = block_network(checkpoint, target)
         self._kind, self._children = kind, children
         self._is_marginal = is_marginal
         self._is_chain = kind.shape is not None and kind.shape.depth == kind.shape.budget
@@ -351,76 +346,3 @@ class PathDrafter(DFlashDrafter):
 
     name = "dspark"
     reads_path = True
-
-
-class BlockNetwork:
-    """A DFlash network for drafting: frozen, packed, with what it borrows from its target.
-
-    Args:
-        checkpoint: network and draft vocabulary; the network is copied.
-        target: gives embedding, head, number type and device.
-    """
-
-    def __init__(self, checkpoint: DFlashCheckpoint, target: Target) -> None:
-        model, vocabulary = checkpoint.model, checkpoint.vocabulary
-        self.dtype, self.device = target.spec.dtype, target.spec.device
-        self._model = copy.deepcopy(model).to(self.device, self.dtype).eval().requires_grad_(False)
-        self._model.frequencies = model.frequencies.to(self.device)  # stay float32
-        self._embedding = target.embedding()
-        head = target.head()
-        head = head if vocabulary.is_full else head[vocabulary.target_ids.to(head.device)]
-        head = head.to(self.device, self.dtype)
-        packs = can_pack(self.dtype, self.device)
-        self._head = PackedLinear(head) if packs else partial(F.linear, weight=head)
-        mask_token = model.config.mask_token
-        ids = vocabulary.target_ids
-        self._never = (ids == mask_token).nonzero()[:, 0].to(self.device)  # draft ids, at most one
-        if model.path is not None:
-            self._codes = self._model.path.codes(self._embedding.to(self.dtype))  # [V', rank]
-            self._turn = self._model.path.rows(head).T  # [rank, U]
-        attentions = [layer.self_attn for layer in self._model.layers]
-        weights = [part.weight for a in attentions for part in (a.k_proj, a.v_proj)]
-        stacked = torch.cat(weights)  # [layers * 2 * Hkv*C, D]
-        self._keep = PackedLinear(stacked) if packs else partial(F.linear, weight=stacked)
-        self._key_norms = torch.stack([a.k_norm.weight for a in attentions])  # [layers, C]
-        if packs:
-            pack_linears(self._model)
-
-    def new_cache(self, num_rows: int, max_length: int) -> SlotCache:
-        """An empty cache for the keys and values of all layers."""
-        config = self._model.config
-        return SlotCache(
-            config.num_layers, num_rows, config.num_kv_heads, config.head_size, max_length,
-            self.dtype, self.device,
-        )  # fmt: skip
-
-    def context(self, features: Tensor, positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, Hkv, P, C] of each layer, of features [B, P, K*D].
-
-        What `DFlash.context` computes layer by layer, for all layers at once.
-        """
-        config = self._model.config
-        fused = self._model.fuse(features.to(self.device, self.dtype))
-        kept = self._keep(fused).unflatten(
-            -1, (config.num_layers, 2, config.num_kv_heads, config.head_size)
-        )
-        keys, values = kept.permute(2, 3, 0, 4, 1, 5).unbind(1)  # [layers, B, Hkv, P, C]
-        keys = F.rms_norm(keys, keys.shape[-1:], eps=config.rms_norm_eps)
-        keys = keys * self._key_norms[:, None, None, None]
-        by = rotation(positions.to(self.device), self._model.frequencies)
-        return list(zip(turn(keys, by), values, strict=True))
-
-    def __call__(
-        self, anchors: Tensor, positions: Tensor, width: int, attend: CachedAttention
-    ) -> Tensor:
-        """[B, J, U] float logits of the blocks that start at anchors [B]; never the mask token."""
-        tokens = self._model.block(anchors.to(self.device), width)
-        embedded = F.embedding(tokens, self._embedding).to(self.dtype)
-        states = self._model.denoise(embedded, positions.to(self.device), attend)
-        logits = self._head(self._model.read_out(states)).float()
-        logits[..., self._never] = float("-inf")
-        return logits
-
-    def after(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """[F, U] logits of a slot [U] after each of these tokens [F]."""
-        return logits + (self._codes[tokens.to(self.device)] @ self._turn).float()

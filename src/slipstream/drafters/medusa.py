@@ -16,15 +16,14 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from slipstream.drafters.candidates import pick
+from slipstream.drafters.products import product, replace_linears
 from slipstream.drafters.protocol import Row
 from slipstream.errors import SettingError
 from slipstream.formats import medusa
 from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.medusa import MedusaCheckpoint
-from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees import choices, kinds
 from slipstream.trees.budget import Cost
@@ -190,15 +189,13 @@ class HeadNetwork:
         self._dtype, device = target.spec.dtype, target.spec.device
         self._model = copy.deepcopy(checkpoint.model).to(device, self._dtype)
         self._model.eval().requires_grad_(False)
-        packs = can_pack(self._dtype, device)
-        if packs:
-            pack_linears(self._model)
+        replace_linears(self._model, target.spec)
         self._project = None
         if checkpoint.model.config.borrows_head:
             head, vocabulary = target.head(), checkpoint.vocabulary
             if vocabulary is not None:
                 head = head[vocabulary.target_ids.to(head.device)]
-            self._project = PackedLinear(head) if packs else lambda x: F.linear(x, head)
+            self._project = product(head, None, target.spec, is_head=True)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[heads, B, U] of the target's last hidden states [B, D]."""

@@ -95,7 +95,7 @@ static void sum_where_packed(const Activations& from, int rows) {
 class Decoder {
  public:
   Decoder(const Model& model, int num_threads)
-      : m_(model), pool_(num_threads), private_(num_threads) {}
+      : m_(model), pool_(shared_pool(num_threads)), private_(num_threads) {}
 
   void run(const Pass& pass) {
 #ifdef __AMX_BF16__
@@ -103,6 +103,7 @@ class Decoder {
 #endif
     p_ = &pass;
     n_ = pass.num_nodes;
+    const std::lock_guard<std::mutex> alone(pool_.turn);
     x_ = stream_.of((size_t)padded(n_, kRows) * m_.hidden);
     pool_.open();
     std::fill(seconds_, seconds_ + kParts, 0.0);
@@ -430,7 +431,7 @@ class Decoder {
   }
 
   const Model m_;
-  Pool pool_;
+  Pool& pool_;
   std::vector<Private> private_;
   const Pass* p_ = nullptr;
   int n_ = 0, q_width_ = 0;

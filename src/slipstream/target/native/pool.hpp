@@ -9,6 +9,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -18,11 +20,7 @@ class Pool {
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
   }
 
-  ~Pool() {
-    is_over_ = true;
-    wake();
-    for (auto& thread : threads_) thread.join();
-  }
+  std::mutex turn;  // held by whoever uses the pool
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
 
@@ -66,9 +64,9 @@ class Pool {
 
   void serve(int thread) {
     int spins = 0;
-    while (!is_over_) {
+    for (;;) {
       awake_.wait(0);
-      while (awake_.load(std::memory_order_relaxed) && !is_over_) {
+      while (awake_.load(std::memory_order_relaxed)) {
         if (take(thread)) {
           spins = 0;
         } else {
@@ -93,9 +91,19 @@ class Pool {
 
   std::vector<std::thread> threads_;
   std::atomic<int> awake_{0};
-  std::atomic<bool> is_over_{false};
   alignas(64) std::atomic<uint64_t> ticket_{0};
   alignas(64) std::atomic<int> done_{0};
   void (*call_)(void*, int, int) = nullptr;
   void* what_ = nullptr;
 };
+
+// One pool per number of threads serves all models of a process. It is never taken down: a forked
+// child has none of its threads to wait for.
+inline Pool& shared_pool(int num_threads) {
+  static std::mutex mutex;
+  static auto* pools = new std::map<int, Pool*>;
+  const std::lock_guard<std::mutex> alone(mutex);
+  Pool*& pool = (*pools)[num_threads];
+  if (!pool) pool = new Pool(num_threads);
+  return *pool;
+}
