@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import catalogue
 import summary
-from talk import Side, SideError
+from catalogue import OURS, PEERS
+from turns import start, take_turns
 
 from slipstream import assemble
 from slipstream.bench import environment
@@ -35,9 +34,6 @@ from slipstream.target.source import gguf_of, resolve
 KIND = "slipstream peers"
 SETTINGS = ("model", "tasks", "limit", "tokens", "threads")
 WARM_UP_TOKENS = 32
-PATIENCE = 600.0  # seconds a side may take to load or to answer
-Who = tuple[str, str]
-"""A peer and one of its variants."""
 
 
 def main() -> int:
@@ -66,14 +62,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=20, help="prompts a task")
     parser.add_argument("--tokens", type=int, default=128, help="an answer, at most")
     parser.add_argument("--threads", type=int, default=environment.physical_cores())
-    parser.add_argument("--peers", default=",".join(catalogue.PEERS))
+    parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--redo", default="", help="peers to run again")
     parser.add_argument("--environments", type=Path, default=cache_root() / "peers")
     parser.add_argument("--out", type=Path, default=Path("peers.json"))
     asked = parser.parse_args()
     for name in asked.peers.split(","):
-        if name not in catalogue.PEERS:
-            parser.error(f"no peer {name}; there are {', '.join(catalogue.PEERS)}")
+        if name not in PEERS:
+            parser.error(f"no peer {name}; there are {', '.join(PEERS)}")
     return asked
 
 
@@ -119,17 +115,23 @@ def measure(
     name: str, job: dict[str, Any], prompts: Sequence[list[int]], asked: argparse.Namespace
 ) -> dict[str, Any]:
     """A peer's rows and versions, and why a variant has none."""
-    peer = catalogue.PEERS[name]
-    plain = (catalogue.OURS, f"none {peer.dtype}")
-    wanted = list(dict.fromkeys([plain, *((name, variant) for variant in peer.variants)]))
+    peer = PEERS[name]
+    plain = (OURS, f"none {peer.dtype}")
+    wanted = {plain: PEERS[OURS]} | {(name, variant): peer for variant in peer.variants}
+    rounds = [(prompts[0], min(WARM_UP_TOKENS, asked.tokens))]
+    rounds += [(ids, asked.tokens) for ids in prompts]
     watch, errors = environment.Watch(), {}
-    sides = start(wanted, job | {"dtype": peer.dtype}, asked, errors)
+    sides = start(
+        wanted, job | {"dtype": peer.dtype}, errors,
+        environments=asked.environments, threads=asked.threads,
+    )  # fmt: skip
     try:
-        answers = take_turns(sides, prompts, job["eos_ids"], asked.tokens, errors)
+        replies = take_turns(sides, rounds, errors)
         versions = next((side.versions for (who, _), side in sides.items() if who == name), {})
     finally:
         for side in sides.values():
             side.close()
+    answers = {who: summary.answers(said[1:], job["eos_ids"]) for who, said in replies.items()}
     rows = [
         summary.row(variant, answers[who, variant], answers[plain])
         for who, variant in wanted
@@ -140,59 +142,12 @@ def measure(
     return found
 
 
-def start(
-    wanted: Sequence[Who], job: dict[str, Any], asked: argparse.Namespace, errors: dict[Who, str]
-) -> dict[Who, Side]:
-    """The sides that get ready; the others are noted in `errors`."""
-    sides = {}
-    for who, variant in wanted:
-        try:
-            python = catalogue.interpreter(who, catalogue.PEERS[who], asked.environments)
-            given = job | {"variant": variant}
-            sides[who, variant] = Side(
-                python, catalogue.script(who), given, threads=asked.threads, patience=PATIENCE
-            )
-        except SideError as error:
-            errors[who, variant] = str(error)
-        except subprocess.CalledProcessError as error:
-            errors[who, variant] = f"cannot be installed: {error.stderr.decode()[-300:].strip()}"
-    return sides
-
-
-def take_turns(
-    sides: dict[Who, Side],
-    prompts: Sequence[list[int]],
-    eos_ids: Sequence[int],
-    num_tokens: int,
-    errors: dict[Who, str],
-) -> dict[Who, list[dict[str, Any]]]:
-    """Answers of every side that gave all; who begins rotates, the first round is not counted."""
-    answers: dict[Who, list[dict[str, Any]]] = {who: [] for who in sides}
-    rounds = [
-        (prompts[0], min(WARM_UP_TOKENS, num_tokens)),
-        *((ids, num_tokens) for ids in prompts),
-    ]
-    for number, (ids, most) in enumerate(rounds):
-        names = list(answers)
-        shift = number % len(names) if names else 0
-        for who in names[shift:] + names[:shift]:
-            try:
-                said = sides[who].ask(ids, most)
-            except SideError as error:
-                errors[who] = str(error)
-                del answers[who]
-                continue
-            if number:
-                answers[who].append(said | {"tokens": summary.cut(said["tokens"], eos_ids)})
-    return answers
-
-
 def add_leads(peers: dict[str, Any]) -> None:
     """Our fastest decoding over each row of another engine, where both are there."""
-    ours = peers.get(catalogue.OURS, {}).get("rows", [])
+    ours = peers.get(OURS, {}).get("rows", [])
     for name, found in peers.items():
         for row in found["rows"]:
-            if name != catalogue.OURS:
+            if name != OURS:
                 row["our_best_over_it"] = summary.lead(ours, found["dtype"], row)
 
 

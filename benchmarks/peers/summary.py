@@ -11,6 +11,11 @@ Samples = Sequence[Mapping[str, Any]]
 """Per prompt: tokens, seconds of the whole answer, and passes where known."""
 
 
+def answers(replies: Samples, eos_ids: Collection[int]) -> list[dict[str, Any]]:
+    """Replies with their tokens cut where the answer ends."""
+    return [{**said, "tokens": cut(said["tokens"], eos_ids)} for said in replies]
+
+
 def cut(tokens: Sequence[int], eos_ids: Collection[int]) -> list[int]:
     """Tokens before the first that ends an answer: some engines return it and some do not.
 

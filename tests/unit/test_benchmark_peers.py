@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+NAMES = ("talk", "catalogue", "turns", "summary", "run")
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 SIDE = """
 import sys
@@ -33,9 +34,9 @@ serve(make, "pip")
 @pytest.fixture(scope="module")
 def peers():
     sys.path.insert(0, str(FOLDER))
-    yield {name: importlib.import_module(name) for name in ("talk", "catalogue", "summary", "run")}
+    yield {name: importlib.import_module(name) for name in NAMES}
     sys.path.remove(str(FOLDER))
-    for name in ("talk", "catalogue", "summary", "run"):
+    for name in NAMES:
         del sys.modules[name]
 
 
@@ -78,13 +79,24 @@ def test_a_side_that_fails_says_why(peers, start):
         side.ask([1], 1)
 
 
-def test_turns_leave_out_the_warm_up_and_what_failed(peers, start):
+def test_a_side_that_fails_drops_out(peers, start):
     good, bad = ("ours", "none int4"), ("llama", "plain")
     errors = {}
     sides = {good: start(), bad: start("answer")}
-    answers = peers["run"].take_turns(sides, [[10], [20]], [2], 3, errors)
-    assert list(answers) == [good] and "out of words" in errors[bad]
-    assert [each["tokens"] for each in answers[good]] == [[10, 11, 12], [20, 21, 22]]
+    replies = peers["turns"].take_turns(sides, [([10], 1), ([20], 3)], errors)
+    assert list(replies) == [good] and "out of words" in errors[bad]
+    assert [each["tokens"] for each in replies[good]] == [[10, 2, 9], [20, 21, 22, 2, 9]]
+    cut = peers["summary"].answers(replies[good][1:], [2])
+    assert [each["tokens"] for each in cut] == [[20, 21, 22]]
+
+
+def test_a_side_that_cannot_start_is_noted(peers, tmp_path):
+    errors = {}
+    peer = peers["catalogue"].Peer("bfloat16", ("plain",))
+    sides = peers["turns"].start(
+        {("nobody", "plain"): peer}, {}, errors, environments=tmp_path, threads=1
+    )
+    assert not sides and "exit status 2" in errors["nobody", "plain"]
 
 
 def test_a_row_beside_our_plain_decoding(peers):
