@@ -28,7 +28,7 @@ ALLOWED = {
     "formats": GROUND | {"models", "target.protocol"},
     "drafters": GROUND
     | {"models", "trees", "cache", "formats"}
-    | {f"target.{name}" for name in ("protocol", "packed", "hf", "stack", "tiles")},
+    | {f"target.{name}" for name in ("protocol", "packed", "hf", "stack", "tiles", "library")},
     "engine": GROUND
     | {"drafters.protocol", "verify.protocol", "target.protocol", "cache", "trees"},
     "data": GROUND | {"engine", "target", "models"},

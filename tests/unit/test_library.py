@@ -12,6 +12,7 @@ from fakes import tiny_model
 from slipstream.target import compiled, library
 from slipstream.target.hf import HFTarget
 from slipstream.target.library import NEEDED
+from slipstream.target.stack import rank
 from slipstream.types import DraftTree
 
 find = library.library.__wrapped__  # not remembered
@@ -69,3 +70,28 @@ def test_without_tile_instructions_the_answers_are_the_same(
         alone = target.forward([DraftTree.chain([token])], cache, [0]).logits[0, 0]
         cache.commit(0, [0])
     assert torch.equal(alone, found[0][0])
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+@pytest.mark.parametrize("size", [1, 5, 16, 33, 12288])
+def test_ranking_is_a_softmax_and_its_likeliest(size: int) -> None:
+    scores = torch.randn(3, size) * 4
+    scores[1, size // 2 + 1 :] = float("-inf")
+    scores[2] = scores[2].round()  # equal ones
+    count = min(size, 6)
+    found, ids = rank(scores, count)
+    expected = scores.log_softmax(-1)
+    best = expected.topk(count, dim=-1).values
+    torch.testing.assert_close(found, best, atol=1e-5, rtol=1e-5)
+    there = found > float("-inf")
+    torch.testing.assert_close(expected.gather(1, ids)[there], found[there], atol=1e-5, rtol=1e-5)
+    for row, own in zip(ids, there, strict=True):
+        assert len(set(row[own].tolist())) == int(own.sum())
+    first = [int((scores[2] == value).nonzero()[0]) for value in scores[2, ids[2, :1]]]
+    assert ids[2, :1].tolist() == first
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+def test_a_row_of_nan_has_no_likeliest() -> None:
+    found, _ = rank(torch.full((1, 20), float("nan")), 3)
+    assert found.tolist() == [[float("-inf")] * 3]

@@ -30,6 +30,8 @@ from torch import Tensor
 from slipstream import shapes
 from slipstream.errors import UnknownNameError
 from slipstream.sampling import Sampler
+from slipstream.target.library import is_loaded
+from slipstream.target.stack import rank
 from slipstream.types import Drawn
 
 KINDS = ("chosen", "drawn", "distinct", "mixed")
@@ -103,22 +105,25 @@ def pick(
     if bool(beyond.any()):
         scores = scores.masked_fill(beyond, float("-inf"))
     if sampler.is_greedy:
-        return _best(scores.log_softmax(-1), counts, target_ids)
+        return _best(scores, counts, target_ids)
     scores = scores / sampler.sampling.temperature
     if children == "chosen":
         noise = sampler.noise(position, scores.device)  # [V]
         noisy = scores + noise[target_ids.clamp(max=vocab_size - 1)]
-        return _best(noisy.log_softmax(-1), counts, target_ids)
+        return _best(noisy, counts, target_ids)
     return _drawn(scores.cpu().softmax(-1), children, counts, sampler, target_ids.cpu(), vocab_size)
 
 
-def _best(log_probs: Tensor, counts: Sequence[int], target_ids: Tensor) -> Candidates:
-    """The likeliest of each row."""
-    best = log_probs.topk(min(max(counts, default=0), log_probs.shape[-1]), dim=-1)
-    values = best.values
+def _best(scores: Tensor, counts: Sequence[int], target_ids: Tensor) -> Candidates:
+    """The likeliest of each row of scores [F, U], with their log softmax."""
+    count = min(max(counts, default=0), scores.shape[-1])
+    if scores.device.type == "cpu" and is_loaded():
+        values, indices = rank(scores, count)
+    else:
+        values, indices = scores.log_softmax(-1).topk(count, dim=-1)
     if len(set(counts)) > 1:
         values = values.masked_fill(~_wanted(counts, values), float("-inf"))
-    return Candidates(values, target_ids[best.indices])
+    return Candidates(values, target_ids[indices])
 
 
 def _drawn(

@@ -60,13 +60,22 @@ def library(*, amx: bool = True) -> Library:
         return Library(None, "the system does not let this process use the instructions")
     code.slipstream_open.restype = ctypes.c_void_p
     code.slipstream_open.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    for name in ("slipstream_close", "slipstream_run"):
+    for name in ("slipstream_close", "slipstream_run", "slipstream_rank"):
         getattr(code, name).restype = None
+    code.slipstream_rank.argtypes = [
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]  # fmt: skip
     code.slipstream_close.argtypes = [ctypes.c_void_p]
     code.slipstream_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     code.slipstream_seconds.argtypes = [ctypes.c_void_p]
     code.slipstream_seconds.restype = ctypes.POINTER(ctypes.c_double)
     return Library(code, f"{Path(compiler).name}, {'AMX' if amx else 'AVX-512'} bfloat16")
+
+
+def is_loaded() -> bool:
+    """True when something in this process runs compiled code already."""
+    return library.cache_info().currsize > 0 and library().code is not None
 
 
 def _built(compiler: str, options: tuple[str, ...], flags: set[str]) -> Path:

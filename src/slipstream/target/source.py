@@ -36,12 +36,12 @@ def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
         return str(embedded.dequantised(embedded.locate(name), name, convert))
     path = Path(name).expanduser()
     if path.is_dir():
+        if (path / "adapter_config.json").is_file():
+            raise UnsupportedTargetError(
+                f"{name} is an adapter (LoRA), not a model",
+                hint="merge it into its model and save that: peft's merge_and_unload()",
+            )
         if not (path / "config.json").is_file():
-            if (path / "adapter_config.json").is_file():
-                raise UnsupportedTargetError(
-                    f"{name} is an adapter (LoRA), not a model",
-                    hint="merge it into its model and save that: peft's merge_and_unload()",
-                )
             raise CheckpointError(
                 f"model folder {name} has no config.json",
                 hint="give the folder that holds config.json and the weights",

@@ -393,5 +393,31 @@ class Stack:
         return self._held[-1].data_ptr()
 
 
+def rank(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The likeliest entries of every row, as `log_softmax` and `topk` say, in one pass.
+
+    Args:
+        scores: [F, U] float32 on the CPU.
+        count: how many, at most U.
+
+    Returns:
+        Log-probabilities [F, count] and indices [F, count], descending, the first among equals.
+        Where a row has fewer above -inf, -inf and index 0 follow.
+
+    Raises:
+        UnsupportedTargetError: there is no compiled code on this machine.
+    """
+    found = library()
+    if found.code is None:
+        raise UnsupportedTargetError(f"no compiled ranking: {found.detail}")
+    scores = scores.contiguous()
+    best = torch.empty(len(scores), count)
+    ids = torch.empty(len(scores), count, dtype=torch.int64)
+    found.code.slipstream_rank(
+        scores.data_ptr(), len(scores), scores.shape[1], count, best.data_ptr(), ids.data_ptr()
+    )
+    return best, ids
+
+
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

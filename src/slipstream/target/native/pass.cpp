@@ -17,6 +17,7 @@
 
 #include "attention.hpp"
 #include "pool.hpp"
+#include "rank.hpp"
 #include "tiles.hpp"
 
 struct Layer {
@@ -462,6 +463,11 @@ void* slipstream_open(const Model* model, int num_threads) {
 void slipstream_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
 const double* slipstream_seconds(void* decoder) {
   return static_cast<Decoder*>(decoder)->seconds();
+}
+void slipstream_rank(const float* scores, int rows, int64_t size, int count, float* best,
+                     int64_t* ids) {
+  for (int r = 0; r < rows; ++r)
+    rank_row(scores + r * size, size, count, best + r * count, ids + r * count);
 }
 void slipstream_run(void* decoder, const Pass* pass) { static_cast<Decoder*>(decoder)->run(*pass); }
 }
