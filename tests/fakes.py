@@ -340,14 +340,16 @@ def tiny_model(
     text does not loop as it does with the customary 0.02.
 
     Args:
-        kind: "llama", "qwen2", "qwen3" or "mistral".
+        kind: "llama", "qwen2", "qwen3", "mistral" or "phi3".
         seed: of the weights.
         std: of the weights.
         **changes: entries of the configuration to replace.
     """
     import transformers
 
-    families = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral"}
+    families = {
+        "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "phi3": "Phi3",
+    }  # fmt: skip
     settings = {
         "vocab_size": 97,
         "hidden_size": 48,

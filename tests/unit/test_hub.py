@@ -85,8 +85,12 @@ def test_paths_are_no_ids(tmp_path, monkeypatch):
         assemble.locate("runs/eagle", "eagle3", "smollm2-135m")
 
 
-def test_an_adapter_alone_is_refused(tmp_path):
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_an_adapter_is_refused(is_alone, tmp_path):
+    """Also beside a config.json: without peft, transformers would leave it out in silence."""
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    if not is_alone:
+        tiny_model().config.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedTargetError, match="adapter") as caught:
         load_target(str(tmp_path))
     assert "merge_and_unload" in caught.value.hint
@@ -97,6 +101,16 @@ def test_adapters_beside_the_weights_are_refused():
     model.peft_config = {"default": SimpleNamespace()}
     with pytest.raises(UnsupportedTargetError, match="adapters"):
         HFTarget(model)
+
+
+def test_a_model_of_peft_is_refused_until_it_is_merged():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(tiny_model(), config)
+    for model in (adapted, adapted.base_model.model):
+        with pytest.raises(UnsupportedTargetError, match="adapters"):
+            HFTarget(model)
+    assert HFTarget(adapted.merge_and_unload()).spec.num_layers == 4
 
 
 def test_a_model_on_several_devices_is_refused():
