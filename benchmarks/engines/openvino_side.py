@@ -1,7 +1,7 @@
 """OpenVINO GenAI's side of `run.py`: runs in its own environment, knows nothing of slipstream.
 
 Target and drafter are exported to OpenVINO's format first (optimum-intel), once per work folder.
-Chains only: `branching_factor` and `tree_depth` are left at their defaults.
+The drafter's classes are read from optimum-intel's own file, which it calls remote code.
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ def main() -> None:
     )
     config = genai.GenerationConfig()
     config.max_new_tokens = job["max_new_tokens"]
-    config.num_assistant_tokens = job["chain"]
+    config.num_assistant_tokens = job["nodes"]
     config.do_sample = False
-    rows = []
+    if job["tree"]:
+        config.branching_factor, config.tree_depth, _ = job["tree"]
+    rows, counted = [], {"accepted": 0, "drafted": 0}
     for prompt in job["prompts"]:
         said = pipe.generate(ov.Tensor([prompt]), config)
-        accepted = said.extended_perf_metrics.get_num_accepted_tokens()
-        tokens = list(said.tokens[0])
-        # Every step emits its accepted drafts and one token more; the first token is prefill's.
-        rows.append({"tokens": tokens, "accepted": accepted, "drafts": len(tokens) - 1 - accepted})
+        metrics, tokens = said.extended_perf_metrics, list(said.tokens[0])
+        accepted = metrics.get_num_accepted_tokens()
+        counted["accepted"] += accepted
+        counted["drafted"] += metrics.get_num_draft_tokens()
+        # Every step gives its accepted drafts and one token more; the first token is prefill's.
+        rows.append({"tokens": tokens, "steps": len(tokens) - 1 - accepted})
     versions = {n: metadata.version(n) for n in ("openvino", "openvino-genai", "optimum-intel")}
-    result = {"prompts": rows, "versions": versions, "dtype": weights}
+    result = {"prompts": rows, "counters": counted, "versions": versions, "dtype": weights}
     Path(job["result"]).write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -52,10 +56,9 @@ def export(source: str, place: Path, weights: str) -> Path:
     """An OpenVINO model of a folder, made if it is not there."""
     if not (place / "openvino_model.xml").is_file():
         tool = Path(sys.executable).with_name("optimum-cli")
-        task = ["--task", "text-generation-with-past", "--weight-format", weights]
-        subprocess.run(
-            [str(tool), "export", "openvino", "--model", source, *task, str(place)], check=True
-        )
+        options = ["--task", "text-generation-with-past", "--weight-format", weights]
+        command = [str(tool), "export", "openvino", "--model", source, "--trust-remote-code"]
+        subprocess.run([*command, *options, str(place)], check=True)
     return place
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 from pathlib import Path
 
@@ -21,8 +22,9 @@ def run():
     return module
 
 
-def rows(accepted, drafts=10):
-    return [{"tokens": [i], "accepted": a, "drafts": drafts} for i, a in enumerate(accepted)]
+def rows(accepted, steps=10):
+    """Each step gives one token more than it accepts; prefill gives one."""
+    return [{"tokens": [i] * (1 + steps + a), "steps": steps} for i, a in enumerate(accepted)]
 
 
 def test_equal_engines_are_close(run):
@@ -48,3 +50,14 @@ def test_every_engine_has_its_side(run):
     for name, engine in run.ENGINES.items():
         assert (run.HERE / f"{name}_side.py").is_file()
         assert engine.packages and engine.dialect
+
+
+@pytest.mark.parametrize(
+    ("tree", "gives"),
+    [
+        (None, {"tree": "chain", "depth": 5, "budget": 5}),
+        ([4, 3, 12], {"tree": "dynamic", "topk": 4, "depth": 3, "budget": 12}),
+    ],
+)
+def test_both_engines_draft_the_same_shape(tree, gives, run):
+    assert run.shape_of(argparse.Namespace(chain=5, tree=tree)) == gives
