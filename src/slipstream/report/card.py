@@ -65,7 +65,7 @@ def curves(records: Sequence[dict[str, Any]]) -> str:
             points.append((part[-1]["tokens"] / 1e6, mean))
         series[f"depth {depth + 1}, training"] = points
     held = [r for r in records if "held_out_prefix_accuracy" in r]
-    for depth in range(depths if held else 0):
+    for depth in range(len(held[0]["held_out_prefix_accuracy"]) if held else 0):
         series[f"depth {depth + 1}, held out"] = [
             (r["tokens"] / 1e6, r["held_out_prefix_accuracy"][depth]) for r in held
         ]
@@ -90,7 +90,7 @@ def _readme(name: str, card: dict[str, Any]) -> str:
     notes = "".join(f"\n{note}\n" for note in card.get("notes", []))
     return f"""# {name}
 
-A `{card.get("method", "")}` drafter for `{card.get("model", "")}`, in the EAGLE-3 layout.
+A `{card.get("method", "")}` drafter for `{card.get("model", "")}`.
 
 * **Data**: {card["trained_on"]}; {data.get("held_out_texts", 0)} more texts held out. In the file:
   {counts or "nothing left out"}.
