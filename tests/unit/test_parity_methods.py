@@ -33,7 +33,7 @@ def test_every_method_can_be_examined(method, target, every_tap, tmp_path):  # n
 
 @pytest.mark.parametrize(
     "name",
-    ["vllm/eagle", "vllm/eagle3", "speculators/eagle3", "medusa/medusa", "dflash/dflash"],
+    ["vllm/eagle", "vllm/eagle3", "speculators/eagle3", "medusa/medusa", "speculators/dflash"],
 )
 @pytest.mark.filterwarnings("ignore:.*is a pickle")
 def test_foreign_folders_can_be_examined(name, target, every_tap, tmp_path):  # noqa: F811

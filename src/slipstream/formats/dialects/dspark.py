@@ -80,7 +80,7 @@ def path_tables(
     if model.path is None or not model.config.is_shifted:
         raise CheckpointError(
             "DSpark needs a path head and a shifted read-out, which this drafter has not both",
-            "choose --to dflash, or train with --method dspark --set shift=true",
+            "choose --to dflash, or train with --method dspark --set is_shifted=true",
         )
     if target.embedding is None or target.head is None:
         raise CheckpointError("the tables are read off the target, which was not given")

@@ -4,7 +4,8 @@
 the top of older files and inside `dflash_config` in newer ones. There is no embedding, no head and
 no vocabulary map: engines read all rows of the target's head.
 
-Layout: z-lab/Qwen3-8B-DFlash-b16. SpecForge's `shift_label` is DSpark's read-out.
+Layout: z-lab/Qwen3-8B-DFlash-b16. SpecForge's `shift_label` is DSpark's read-out; it is read and
+not written.
 """
 
 from __future__ import annotations
@@ -63,16 +64,21 @@ def dump(checkpoint: DFlashCheckpoint, target: TargetFacts, dtype: torch.dtype) 
     """Files that the authors' code loads.
 
     Raises:
-        CheckpointError: there is a path head.
+        CheckpointError: there is a path head, or slots say the token after their own: engines read
+            `shift_label` for Domino only, and would take each draft for the token before it.
     """
     dflash_network.refuse_path(checkpoint, "dflash")
     network = checkpoint.model.config
+    if network.is_shifted:
+        raise CheckpointError(
+            "dflash's engines read slot j as token j, and this drafter's slots say the token after "
+            "their own (shifted)",
+            "choose --to speculators, which says so, or train with --set is_shifted=false",
+        )
     block = {
         "mask_token_id": network.mask_token,
         "target_layer_ids": [tap - 1 for tap in network.taps],
     }
-    if network.is_shifted:
-        block["shift_label"] = True
     config = {
         "architectures": [ARCHITECTURE],
         **dflash_network.config_of(checkpoint, dtype),
