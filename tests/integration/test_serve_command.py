@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from slipstream.errors import SettingError
-from slipstream.serve.distributed import handover
+from slipstream.serve.distributed import CHECKED, handover
 from slipstream.tune.optimum import PLAIN, Setting
 
 WHERE = {"host": "0.0.0.0", "port": 9000, "folder": "out", "model": "m", "loadable": "org/m"}
@@ -51,6 +55,87 @@ def test_plain_and_missing_methods() -> None:
     assert plain.convert == () and not any("spec" in word for word in plain.command)
     with pytest.raises(SettingError, match="lookahead, expected one that vllm has"):
         handover("vllm", Setting("lookahead", "static", 8, 4, 1), source=None, **WHERE)
+
+
+def fake_engine(folder: Path, engine: str, version: str) -> dict[str, str]:
+    """An environment in which an engine is installed that says how it was called."""
+    about = folder / f"{engine}-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {engine}\nVersion: {version}\n")
+    program = folder / "vllm"
+    program.write_text('#!/bin/sh\necho "started: $@"\n')
+    program.chmod(0o755)
+    module = folder / "sglang"
+    module.mkdir()
+    (module / "launch_server.py").write_text("import sys\nprint('started:', *sys.argv[1:])\n")
+    return os.environ | {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "options", "is_started"),
+    [
+        ("vllm", CHECKED["vllm"] + ".1", (), True),
+        ("vllm", CHECKED["vllm"] + ".1", ("--no-start",), False),
+        ("vllm", "0.1.0", (), False),
+        ("sglang", CHECKED["sglang"], (), True),
+    ],
+)
+def test_an_installed_engine_is_started_if_its_flags_are_known(
+    tmp_path: Path, engine: str, version: str, options: tuple, is_started: bool
+) -> None:
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "slipstream", "serve", "--engine", engine, "--method", "ngram",
+            "--model", "o/m", "--port", "7777", *options,
+        ],
+        env=fake_engine(tmp_path, engine, version), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said, *started = done.stdout.splitlines()
+    assert version in done.stderr and ("look at its --help" in done.stderr) == (version == "0.1.0")
+    assert bool(started) == is_started
+    if is_started:
+        words = shlex.split(said)[1 if engine == "vllm" else 3 :]
+        assert started == ["started: " + " ".join(words)] and "7777" in words
+
+
+@pytest.mark.real
+def test_nothing_is_started_before_the_drafter_is_exported(
+    slipstream: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.serve import distributed
+
+    monkeypatch.setattr(distributed, "version", lambda _: CHECKED["vllm"] + ".0")
+    monkeypatch.setattr("os.execvp", lambda *_: pytest.fail("started"))
+    code, out, _ = slipstream("serve", "--engine", "vllm", "--method", "eagle3")
+    assert code == 0 and out.startswith("slipstream convert") and len(out.splitlines()) == 2
+
+
+def test_tuned_settings_are_handed_over(slipstream: object, tmp_path: Path) -> None:
+    tuned = {
+        "best": {"method": "ngram", "tree": "chain", "budget": 5, "depth": 5, "topk": 1,
+                 "lookup": False, "name": "ngram:chain,depth=5"},
+        "lengths_by_rows": {"1": {"depth": 6, "predicted_speedup": 2.0},
+                            "8": {"depth": 0, "predicted_speedup": 1.0}},
+    }  # fmt: skip
+    path = tmp_path / "tuned.json"
+    path.write_text(json.dumps(tuned))
+    code, out, err = slipstream("serve", "--engine", "vllm", "--tuned", path, "--model", "o/m")
+    words = shlex.split(out)
+    config = json.loads(words[words.index("--speculative-config") + 1])
+    assert code == 0 and config["method"] == "ngram" and config["num_speculative_tokens"] == 6
+    assert config["num_speculative_tokens_per_batch_size"] == [[1, 7, 6], [8, 8, 0]]
+    assert "one length" not in err
+    path.write_text(json.dumps(tuned | {"best": tuned["best"] | {"method": "none"}}))
+    code, out, err = slipstream("serve", "--engine", "vllm", "--tuned", path, "--model", "o/m")
+    assert code == 0 and "speculative" not in out
+    for text in ("{}", "[", '{"best": {"method": "none"}, "lengths_by_rows": []}'):
+        path.write_text(text)
+        code, out, err = slipstream("serve", "--engine", "vllm", "--tuned", path)
+        assert code == 2 and "a result of `slipstream tune`" in err
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from slipstream.cli.checks import (
     check_model,
     check_name,
 )
-from slipstream.cli.output import quiet_libraries
+from slipstream.cli.output import quiet_libraries, tell
 from slipstream.errors import SettingError
 
 if TYPE_CHECKING:
@@ -203,10 +203,9 @@ def note_busy(share: float | None) -> None:
     from slipstream.bench.environment import BUSY_SHARE
 
     if share is not None and share > BUSY_SHARE:
-        typer.echo(
+        tell(
             f"note: other programs take {share:.0%} of the CPU, so this is slower than it could "
-            "be; --threads leaves cores to them",
-            err=True,
+            "be; --threads leaves cores to them"
         )
 
 

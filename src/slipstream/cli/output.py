@@ -63,6 +63,13 @@ def console() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def tell(text: str) -> None:
+    """A line on standard error; where that cannot be written, a full disk say, work goes on."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
 def quiet_libraries() -> None:
     """Keep other packages' banners, bars and warnings out of the user's way."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream import assemble, methods
 from slipstream.cli import options as o
 from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_name
+from slipstream.cli.handover import hand_over, read_tuned
+from slipstream.cli.output import tell
 from slipstream.errors import SettingError, SlipstreamError
 
 if TYPE_CHECKING:
@@ -34,6 +35,18 @@ def serve(
     output: Annotated[
         Path | None,
         typer.Option("--output", help="With another engine: export the drafter there now."),
+    ] = None,
+    start: Annotated[
+        bool,
+        typer.Option(
+            "--start/--no-start", help="Run the other engine's command when all is in place."
+        ),
+    ] = True,
+    tuned: Annotated[
+        Path | None,
+        typer.Option(
+            "--tuned", metavar="FILE.json", help="Serve what `slipstream tune --output` chose."
+        ),
     ] = None,
     served_name: Annotated[
         str | None, typer.Option("--served-name", metavar="NAME", help="What clients call it.")
@@ -85,7 +98,8 @@ def serve(
     """Serve a model behind OpenAI's API, with a chat page at / and metrics at /metrics.
 
     Answers are plain decoding's whatever the load. With --engine vllm or sglang the equivalent
-    command of that engine is printed, and with --output the drafter is exported for it.
+    command of that engine is printed; with --output the drafter is exported for it, and the engine
+    is started if it is installed.
     """
     check_name("engine", engine, ENGINES)
     for name, value in (
@@ -100,12 +114,20 @@ def serve(
     for name, seconds in (("timeout", timeout), ("drain", drain)):
         if not 0 < seconds < math.inf:
             raise SettingError(name, seconds, "above 0")
+    shape = {
+        "method": method, "tree": tree, "budget": budget, "depth": depth, "topk": topk,
+        "lookup": lookup,
+    }  # fmt: skip
+    chosen, lengths = ({}, {}) if tuned is None else read_tuned(tuned)
     setup = o.Setup(
-        model, method, drafter, tree, verifier, budget, depth, topk, lookup, dtype, device, threads,
-        width=width,
+        model, drafter=drafter, verifier=verifier, dtype=dtype, device=device, threads=threads,
+        width=width, **(shape | chosen),
     )  # fmt: skip
     if engine != "slipstream":
-        _hand_over(engine, setup, output, host=host, port=port, max_length=max_length)
+        hand_over(
+            engine, setup, output, lengths=lengths, start=start, host=host, port=port,
+            max_length=max_length,
+        )  # fmt: skip
         return
     if output is not None:
         raise SettingError("output", output, "nothing here", "it goes with --engine vllm or sglang")
@@ -124,7 +146,7 @@ def serve(
 
 
 def _run(server: Server, listener: socket.socket, host: str) -> None:
-    """Serve until a signal comes, then drain."""
+    """Serve until a signal comes, then drain. A log that cannot be written does not stop it."""
     import logging
 
     import uvicorn
@@ -137,10 +159,9 @@ def _run(server: Server, listener: socket.socket, host: str) -> None:
     port = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     about = server.engine.describe()
-    typer.echo(
+    tell(
         f"{server.name} with {about['method']} at http://{shown}:{port} "
-        f"(page; API under /v1, metrics at /metrics)",
-        err=True,
+        f"(page; API under /v1, metrics at /metrics)"
     )
     config = uvicorn.Config(
         server.app,
@@ -166,42 +187,3 @@ def _check_installed() -> None:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _hand_over(engine: str, setup: o.Setup, output: Path | None, **listen: Any) -> None:
-    """Print the other engine's command; export the drafter when a folder was given."""
-    from slipstream.serve.distributed import DIALECTS, handover
-    from slipstream.tune.optimum import Setting
-
-    record = methods.get(setup.method)
-    wishes = ("tree", "verifier", "budget", "depth", "topk", "width")
-    shape = assemble.decide(record, **{name: getattr(setup, name) for name in wishes})
-    setting = Setting(record.name, shape.tree, shape.budget, shape.depth, shape.topk, setup.lookup)
-    source = None
-    if record.needs_checkpoint:
-        source = setup.drafter or f"zoo:{record.name}"
-    found = handover(
-        engine,
-        setting,
-        model=setup.model,
-        loadable=_loadable(setup.model),
-        source=source,
-        folder=str(output or f"{record.name}-for-{engine}"),
-        **listen,
-    )
-    for note in found.notes:
-        typer.echo(f"note: {note}", err=True)
-    if source is not None and output is not None:
-        from slipstream.cli.convert import convert
-
-        convert(source=source, output=output, to=DIALECTS[engine], model=setup.model)
-        typer.echo(str(found).splitlines()[-1])
-    else:
-        typer.echo(str(found))
-
-
-def _loadable(model: str) -> str:
-    """A name other engines can load: an embedded model is a file on this machine."""
-    from slipstream.target.embedded import CATALOGUE, locate
-
-    return str(locate(model)) if model in CATALOGUE else model

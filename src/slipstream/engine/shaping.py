@@ -66,8 +66,8 @@ class Penalties:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.repetition < math.inf:
-            raise SettingError("repetition-penalty", self.repetition, "above 0", "1 is off")
+        if not 0.01 <= self.repetition <= 100:  # logits stay finite
+            raise SettingError("repetition-penalty", self.repetition, "in [0.01, 100]", "1 is off")
         for name in ("presence", "frequency"):
             if not -2 <= getattr(self, name) <= 2:
                 raise SettingError(f"{name}-penalty", getattr(self, name), "in [-2, 2]", "0 is off")

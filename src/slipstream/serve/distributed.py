@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
@@ -29,11 +29,13 @@ class Handover:
         command: what to run, as words.
         convert: what to run first, as words; empty when nothing has to be exported.
         notes: what is different there.
+        can_start: the engine is installed here, in a version whose flags these are.
     """
 
     command: tuple[str, ...]
     convert: tuple[str, ...]
     notes: tuple[str, ...]
+    can_start: bool = False
 
     def __str__(self) -> str:
         lines = [shlex.join(words) for words in (self.convert, self.command) if words]
@@ -51,6 +53,7 @@ def handover(
     host: str,
     port: int,
     max_length: int | None = None,
+    lengths: Mapping[int, int] | None = None,
 ) -> Handover:
     """The command that serves a model with a drafter elsewhere.
 
@@ -64,11 +67,12 @@ def handover(
         host: address to listen on.
         port: of it.
         max_length: context, tokens.
+        lengths: batch size to the length of a chain, as `slipstream tune` finds them.
 
     Raises:
         SettingError: that engine has no such method.
     """
-    speculation = _speculation(engine, setting, folder)
+    speculation = _speculation(engine, setting, folder, lengths or {})
     where = ("--host", host, "--port", str(port))
     if engine == "vllm":
         words = ["vllm", "serve", loadable, *where]
@@ -84,15 +88,32 @@ def handover(
             "slipstream", "convert", "--from", source, "--to", DIALECTS[engine],
             "--model", model, "--output", folder,
         )  # fmt: skip
-    return Handover((*words, *speculation), convert, tuple(_notes(engine, setting)))
+    notes = [_about_version(engine), *_differences(engine, setting, lengths or {})]
+    return Handover((*words, *speculation), convert, tuple(notes), is_checked(engine))
 
 
-def _speculation(engine: str, setting: Setting, folder: str) -> Sequence[str]:
+def installed(engine: str) -> str | None:
+    """The version of an engine that is installed here."""
+    try:
+        return version(engine)
+    except PackageNotFoundError:
+        return None
+
+
+def is_checked(engine: str) -> bool:
+    """True when the installed version has the flags that were read: the same major and minor."""
+    here = installed(engine)
+    return here is not None and here.split(".")[:2] == CHECKED[engine].split(".")[:2]
+
+
+def _speculation(
+    engine: str, setting: Setting, folder: str, lengths: Mapping[int, int]
+) -> Sequence[str]:
     """The flags of the method."""
     if setting.method == PLAIN.method:
         return ()
     if engine == "vllm":
-        config = vllm(setting, {}, folder)
+        config = vllm(setting, lengths, folder)
         found = None if config is None else ["--speculative-config", json.dumps(config)]
     else:
         found = sglang_flags(setting, folder)
@@ -103,17 +124,25 @@ def _speculation(engine: str, setting: Setting, folder: str) -> Sequence[str]:
     return found
 
 
-def _notes(engine: str, setting: Setting) -> list[str]:
-    notes = [f"the flags are those of {engine} {CHECKED[engine]}"]
-    try:
-        notes.append(f"{engine} {version(engine)} is installed here")
-    except PackageNotFoundError:
-        notes.append(f"{engine} is not installed here")
+def _about_version(engine: str) -> str:
+    here, read = installed(engine), f"the flags are those of {engine} {CHECKED[engine]}"
+    if here is None:
+        return f"{read}; {engine} is not installed here"
+    if is_checked(engine):
+        return f"{read}; {here} is installed here"
+    return f"{read}, but {here} is installed here: look at its --help before you start it"
+
+
+def _differences(engine: str, setting: Setting, lengths: Mapping[int, int]) -> list[str]:
+    """What is not the same there as here."""
+    notes = []
     if engine == "vllm" and setting.tree not in ("chain", PLAIN.tree):
-        notes.append(
-            f"vLLM drafts chains: the {setting.tree} tree becomes a chain of {setting.depth}"
-        )
+        length = max([setting.depth, *lengths.values()])
+        notes.append(f"vLLM drafts chains: the {setting.tree} tree becomes a chain of {length}")
     if setting.lookup:
         notes.append(f"{engine} does not unite a drafter with prompt lookup: it is left out")
-    notes.append("lengths by batch size come from `slipstream tune`; without it one length is used")
+    if engine == "vllm" and not lengths:
+        notes.append("one length serves every batch size; `slipstream tune` finds one for each")
+    if engine == "sglang" and lengths:
+        notes.append("one length serves every batch size: give sglang_adaptive.json of `tune`")
     return notes

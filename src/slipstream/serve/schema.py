@@ -73,7 +73,7 @@ class Asked(Strict):
     min_p: float = Field(0.0, ge=0, le=1)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     logit_bias: dict[Id, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
         None, max_length=4096
     )

@@ -1,0 +1,108 @@
+"""What `slipstream serve` does for another engine: export the drafter, say the command, start."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from slipstream import assemble, methods
+from slipstream.cli import options as o
+from slipstream.cli.output import tell
+from slipstream.errors import SettingError
+
+CHOSEN = ("method", "tree", "budget", "depth", "topk", "lookup")
+
+
+def read_tuned(path: Path) -> tuple[dict[str, Any], dict[int, int]]:
+    """What tuning chose: fields of a setup, and the chain's best length by batch size.
+
+    Args:
+        path: of a result of `slipstream tune --output`.
+
+    Raises:
+        SettingError: the file is no such result.
+    """
+    from slipstream.tune.optimum import Setting
+
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        best, by_rows = dict(value["best"]), value["lengths_by_rows"]
+        lengths = {int(rows): int(each["depth"]) for rows, each in by_rows.items()}
+        setting = Setting(**{name: best[name] for name in CHOSEN})
+        return {"method": setting.method, **setting.options()}, lengths
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise SettingError(
+            "tuned", path, "a result of `slipstream tune`", "slipstream tune --output FILE.json"
+        ) from None
+
+
+def hand_over(
+    engine: str,
+    setup: o.Setup,
+    output: Path | None,
+    *,
+    lengths: Mapping[int, int],
+    start: bool,
+    **listen: Any,
+) -> None:
+    """Print the other engine's command; with everything in place, become that engine.
+
+    Args:
+        engine: "vllm" or "sglang".
+        setup: what is served.
+        output: folder to export the drafter to; None only says how.
+        lengths: batch size to the length of a chain.
+        start: run the command if the engine is installed.
+        **listen: address, port and context; see `serve.distributed.handover`.
+    """
+    from slipstream.serve.distributed import DIALECTS, handover
+    from slipstream.tune.optimum import Setting
+
+    record = methods.get(setup.method)
+    wishes = ("tree", "verifier", "budget", "depth", "topk", "width")
+    shape = assemble.decide(record, **{name: getattr(setup, name) for name in wishes})
+    setting = Setting(record.name, shape.tree, shape.budget, shape.depth, shape.topk, setup.lookup)
+    source = None
+    if record.needs_checkpoint:
+        source = setup.drafter or f"zoo:{record.name}"
+    found = handover(
+        engine,
+        setting,
+        model=setup.model,
+        loadable=_loadable(setup.model),
+        source=source,
+        folder=str(output or f"{record.name}-for-{engine}"),
+        lengths=lengths,
+        **listen,
+    )
+    for note in found.notes:
+        tell(f"note: {note}")
+    if source is not None and output is not None:
+        from slipstream.cli.convert import convert
+
+        convert(source=source, output=output, to=DIALECTS[engine], model=setup.model)
+        typer.echo(str(found).splitlines()[-1])
+    else:
+        typer.echo(str(found))
+    if start and found.can_start and (source is None or output is not None):
+        _become(found.command)
+
+
+def _become(command: tuple[str, ...]) -> None:
+    """Run the command in place of this process, so that signals reach it."""
+    program = sys.executable if command[0] == "python" else command[0]
+    sys.stdout.flush()
+    os.execvp(program, [program, *command[1:]])
+
+
+def _loadable(model: str) -> str:
+    """A name other engines can load: an embedded model is a file on this machine."""
+    from slipstream.target.embedded import CATALOGUE, locate
+
+    return str(locate(model)) if model in CATALOGUE else model
