@@ -1,7 +1,7 @@
 """What many clients get at once: first-token and between-token times, and tokens per second.
 
-    python benchmarks/load.py                                    # the default model, eagle3
-    python benchmarks/load.py --method ngram --clients 1,4,16,64 --seconds 120 --out FILE.json
+    python benchmarks/load.py --out FILE.json     # eagle3; 1, 4, 16 and 64 clients, 16 minutes
+    python benchmarks/load.py --method ngram --clients 1,4 --seconds 20
 
 Each client asks, waits for its answer's end and asks again. Methods take turns at every number of
 clients, plain decoding among them, on one loaded target; prompts and settings are the same. Times
@@ -134,6 +134,10 @@ def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
     return p50, p95, p99
 
 
+def _times(seconds: Sequence[float]) -> str:
+    return "/".join(f"{value:.3f}" for value in seconds)
+
+
 def main() -> None:
     """Measure and print; --out keeps the rows with the conditions they hold under."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -150,7 +154,8 @@ def main() -> None:
     options = {"dtype": asked.dtype, "max_length": 2048}
     fast = slipstream.load(asked.model, asked.method, **options)
     plain = slipstream.load(fast.target, "none", max_length=2048)
-    busy, rows = busy_share(), []
+    busy, rows, ratios = busy_share(), [], {}
+    print("tokens/s; seconds to the first token and between tokens as p50/p95/p99")
     for count in map(int, asked.clients.split(",")):
         for engine in (plain, fast):
             row = measure(
@@ -163,15 +168,16 @@ def main() -> None:
             )
             rows.append(row)
             print(
-                f"{row.method:10} {count:3} clients  {row.tokens_per_second:7.1f} tokens/s  "
-                f"τ {row.tau:.2f}  first {row.first_token[0]:.2f}/{row.first_token[2]:.2f} s  "
-                f"between {row.between_tokens[0]:.3f}/{row.between_tokens[2]:.3f} s (p50/p99)  "
-                f"{row.errors} errors"
+                f"{count:3} clients  {row.method:10} {row.tokens_per_second:7.1f} tokens/s  "
+                f"τ {row.tau:.2f}  first {_times(row.first_token)}  "
+                f"between {_times(row.between_tokens)}  {row.requests} answers, {row.errors} errors"
             )
+        ratios[count] = rows[-1].tokens_per_second / max(rows[-2].tokens_per_second, 1e-9)
+        print(f"{count:3} clients  {fast.method} / none: {ratios[count]:.2f}", flush=True)
     if asked.out is not None:
         about = {"environment": describe(plain.target), "busy_share": busy}
         about["settings"] = {name: value for name, value in vars(asked).items() if name != "out"}
-        whole = about | {"rows": [asdict(row) for row in rows]}
+        whole = about | {"rows": [asdict(row) for row in rows], "ratios": ratios}
         asked.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
