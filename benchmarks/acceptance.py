@@ -31,6 +31,7 @@ from slipstream.engine.engine import Engine
 from slipstream.sampling import Sampler
 from slipstream.target.hf import load_target
 from slipstream.target.protocol import Target
+from slipstream.trees.kinds import Growth
 from slipstream.types import DraftTree, Verdict
 from slipstream.verify.bound import optimal_acceptance_of_draws
 from slipstream.verify.kseq import overlap, smallest_rho
@@ -67,7 +68,7 @@ def record(
         temperature: of the answers; the recorded distributions are put back to 1.
     """
     drafter = EagleDrafter.from_checkpoint(
-        folder, target, tree="chain", budget=1, depth=1, children="drawn"
+        folder, target, Growth("chain", budget=1, depth=1, topk=1, children="drawn")
     )
     pairs: list[Pair] = []
 

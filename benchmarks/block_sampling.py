@@ -24,6 +24,7 @@ from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.engine.engine import Engine
 from slipstream.sampling import Sampler
 from slipstream.target.hf import load_target
+from slipstream.trees.kinds import Growth
 from slipstream.types import Sampling
 
 KIND = "slipstream block sampling"
@@ -37,6 +38,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixed tree, hybrid": ("hybrid", {"tree": "sequoia"}),
 }
 """Name to verifier and tree."""
+BLOCKS: dict[str, Any] = {"depth": 16, "topk": 4}  # as deep as a block drafts
 
 
 class ArgmaxDrafter(DFlashDrafter):
@@ -61,7 +63,9 @@ def engines(target: Any, folder: Path, budget: int) -> dict[str, Engine]:
     made = {}
     for name, (verifier, shape) in WAYS.items():
         drafter = (ArgmaxDrafter if name.startswith("argmax") else DFlashDrafter).from_checkpoint(
-            folder, target, budget=budget, children=methods.CHILDREN[verifier], **shape
+            folder,
+            target,
+            Growth(**BLOCKS | shape, budget=budget, children=methods.CHILDREN[verifier]),
         )
         verify: Any = methods.resolve(methods.VERIFIERS[verifier])
         made[name] = Engine(target, drafter, verify, method="dflash", max_nodes=budget)

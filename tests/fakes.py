@@ -383,6 +383,13 @@ def tiny_target(
     return HFTarget(tiny_model(kind, **changes).to(dtype), tokenizer, name=f"tiny-{kind}")
 
 
+def growth(**changes: object) -> object:
+    """How a test's drafter grows trees: dynamic ones of 8 nodes, unless told otherwise."""
+    from slipstream.trees.kinds import Growth
+
+    return Growth(**{"tree": "dynamic", "budget": 8, "depth": 4, "topk": 4} | changes)
+
+
 def random_eagle3(target: object, *, seed: int = 0, size: int = 61, **shape: object) -> object:
     """An EAGLE-3 drafter with random weights and a reduced vocabulary for a tiny target.
 
@@ -404,7 +411,8 @@ def random_eagle3(target: object, *, seed: int = 0, size: int = 61, **shape: obj
             torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
     ids = torch.randperm(target.spec.vocab_size, generator=generator)[:size].sort().values
     vocabulary = DraftVocabulary(ids, target.spec.vocab_size)
-    return EagleDrafter.from_model(Eagle3Checkpoint(model.eval(), vocabulary), target, **shape)
+    made = Eagle3Checkpoint(model.eval(), vocabulary)
+    return EagleDrafter.from_model(made, target, growth(**shape))
 
 
 def random_dflash(
@@ -451,7 +459,11 @@ def random_dflash(
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
     made = DFlashCheckpoint(model.eval().to(target.spec.dtype), DraftVocabulary(ids, vocab_size))
-    drafter = (PathDrafter if path_rank else DFlashDrafter).from_model(made, target, **shape)
+    width = shape.pop("width", None)
+    how = growth(**{"tree": "chain", "budget": 16, "depth": 16} | shape)
+    drafter = (PathDrafter if path_rank else DFlashDrafter).from_model(
+        made, target, how, width=width
+    )
     drafter.checkpoint = made
     return drafter
 
@@ -476,7 +488,9 @@ def random_language(
     del sizes["target_hidden_size"]
     model = Language(LanguageConfig(**sizes, num_layers=num_layers, draft_vocab_size=size))
     vocabulary = _randomise(model, target, seed=seed, size=size)
-    return ChainDrafter.from_model(LanguageCheckpoint(model.eval(), vocabulary), target, **shape)
+    made = LanguageCheckpoint(model.eval(), vocabulary)
+    how = growth(**{"tree": "chain", "budget": 4, "topk": 1} | shape)
+    return ChainDrafter.from_model(made, target, how)
 
 
 def random_medusa(
@@ -498,7 +512,8 @@ def random_medusa(
     rows, hidden = target.head().shape
     model = Medusa(MedusaConfig(hidden, 4, 1, rows, size, borrows))
     vocabulary = _randomise(model, target, seed=seed, size=size)
-    return MedusaDrafter.from_model(MedusaCheckpoint(model.eval(), vocabulary), target, **shape)
+    made = MedusaCheckpoint(model.eval(), vocabulary)
+    return MedusaDrafter.from_model(made, target, growth(**{"tree": "best-first"} | shape))
 
 
 def random_eagle(target: object, *, seed: int = 0, size: int = 61, **shape: object) -> object:
@@ -519,7 +534,7 @@ def random_eagle(target: object, *, seed: int = 0, size: int = 61, **shape: obje
     model = Eagle(EagleConfig(**sizes, draft_vocab_size=size))
     vocabulary = _randomise(model, target, seed=seed, size=size)
     made = EagleCheckpoint(model.eval(), vocabulary)
-    return FeatureEagleDrafter.from_model(made, target, **shape)
+    return FeatureEagleDrafter.from_model(made, target, growth(**shape))
 
 
 def _randomise(model: torch.nn.Module, target: object, *, seed: int, size: int) -> object:

@@ -333,8 +333,18 @@ def _build(
     record: Method, shape: Shape, folder: Path | None, target: Target, cost: StepCost | None
 ) -> Drafter:
     """The method's drafter; it is told what its signature has a place for."""
+    from slipstream.trees.kinds import Growth
+
     drafter: Any = methods.resolve(record.drafter)
-    told = asdict(shape) | {"children": methods.CHILDREN[shape.verifier], "cost": cost}
+    growth = Growth(
+        shape.tree,
+        shape.budget,
+        shape.depth,
+        shape.topk,
+        children=methods.CHILDREN[shape.verifier],
+        cost=cost,
+    )
+    told = asdict(shape) | {"growth": growth}
     make = drafter if folder is None else partial(drafter.from_checkpoint, folder, target)
     takes = inspect.signature(make).parameters
     return make(**{name: value for name, value in told.items() if name in takes})

@@ -9,7 +9,7 @@ import torch
 
 import slipstream
 from chats import PLAIN, byte_tokenizer
-from fakes import random_language, tiny_model, tiny_target
+from fakes import growth, random_language, tiny_model, tiny_target
 from slipstream.assemble import locate
 from slipstream.drafters.chain import ChainDrafter, check_same_tokens
 from slipstream.drafters.none import NoDrafter
@@ -56,7 +56,7 @@ def test_what_is_drafted_depends_on_the_text_alone(kind, tree):
         if kind == "small":
             return random_language(target, **shape)
         draft = tiny_target(num_hidden_layers=2)
-        return ChainDrafter.from_target(draft, target, **shape)
+        return ChainDrafter.from_target(draft, target, growth(**shape))
 
     drafter = make()
     seen = recording(drafter)
@@ -77,7 +77,7 @@ def test_what_is_drafted_depends_on_the_text_alone(kind, tree):
 def test_a_twin_of_the_target_is_always_right(tree):
     """Full acceptance each turn, whose last token the draft has never read."""
     target, twin = tiny_target(), tiny_target()
-    drafter = ChainDrafter.from_target(twin, target, tree=tree, budget=6, depth=3, topk=2)
+    drafter = ChainDrafter.from_target(twin, target, growth(tree=tree, budget=6, depth=3, topk=2))
     results = Engine(target, drafter, walk).generate(PROMPTS, max_new_tokens=21, num_rows=2)
     plain = Engine(target, NoDrafter(), walk).generate(PROMPTS, max_new_tokens=21)
     assert [r.token_ids for r in results] == [r.token_ids for r in plain]
@@ -89,7 +89,10 @@ def test_a_twin_of_the_target_is_always_right(tree):
 def test_long_texts_and_many_rows_enlarge_the_cache():
     target = tiny_target()
     long = [[(3 * i + j) % 97 for j in range(300)] for i in range(3)]
-    for drafter in (random_language(target), ChainDrafter.from_target(tiny_target(), target)):
+    for drafter in (
+        random_language(target),
+        ChainDrafter.from_target(tiny_target(), target, growth()),
+    ):
         results = Engine(target, drafter, walk).generate(long, max_new_tokens=6, num_rows=3)
         plain = Engine(target, NoDrafter(), walk).generate(long, max_new_tokens=6)
         assert [r.token_ids for r in results] == [r.token_ids for r in plain]
@@ -161,7 +164,7 @@ def test_a_name_that_is_no_folder_is_a_model_where_whole_models_draft(tmp_path):
     with pytest.raises(CheckpointError, match="is no folder"):
         locate("org/model", "medusa", "tiny")
     with pytest.raises(UnknownNameError, match="no model 'smolm2-135m'"):
-        ChainDrafter.from_checkpoint("smolm2-135m", tiny_target())
+        ChainDrafter.from_checkpoint("smolm2-135m", tiny_target(), growth())
 
 
 def test_more_children_than_draft_tokens_are_refused():

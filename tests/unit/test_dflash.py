@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fakes import random_dflash, tiny_target
+from fakes import growth, random_dflash, tiny_target
 from slipstream.drafters.dflash import DFlashDrafter, PathDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
@@ -244,12 +244,12 @@ def test_a_tree_of_paths_beats_a_tree_of_marginals(monkeypatch):
 def test_drafting_by_paths_needs_a_path_head():
     target = tiny_target()
     with pytest.raises(CheckpointError, match="no path head, which dspark needs"):
-        PathDrafter.from_model(random_dflash(target).checkpoint, target)
+        PathDrafter.from_model(random_dflash(target).checkpoint, target, growth())
     made = random_dflash(target, path_rank=4).checkpoint
     row = FakeRow(PROMPT)
     trees = []
     for one in (made, replace_path(made)):
-        drafter = DFlashDrafter.from_model(one, target, tree="best-first")
+        drafter = DFlashDrafter.from_model(one, target, growth(tree="best-first", depth=16))
         drafter.open(row, features_of(target, PROMPT[:-1], drafter.taps))
         trees.append(drafter.propose([row])[0])
     assert torch.equal(trees[0].tokens, trees[1].tokens)  # dflash leaves the head out
@@ -335,7 +335,7 @@ def test_a_foreign_checkpoint_is_read_and_drafts(tmp_path):
     assert torch.equal(read.model.layers[1].self_attn.k_norm.weight,
                        tensors["layers.1.self_attn.k_norm.weight"])  # fmt: skip
     target = tiny_target()
-    drafter = DFlashDrafter.from_checkpoint(tmp_path / "z", target)
+    drafter = DFlashDrafter.from_checkpoint(tmp_path / "z", target, growth(tree="chain"))
     result = Engine(target, drafter, walk).generate(PROMPT, max_new_tokens=12)
     assert len(result.token_ids) == 12
 
@@ -374,9 +374,9 @@ def test_a_broken_checkpoint_is_named(tmp_path, changes, message):
 def test_another_targets_drafter_is_refused(tmp_path):
     z_lab(tmp_path / "z")
     with pytest.raises(DrafterMismatchError, match=r"vocabulary 97, .* has 80"):
-        DFlashDrafter.from_checkpoint(tmp_path / "z", tiny_target(vocab_size=80))
+        DFlashDrafter.from_checkpoint(tmp_path / "z", tiny_target(vocab_size=80), growth())
     with pytest.raises(CheckpointError, match="reads hidden state 3, the target has 2 layers"):
-        DFlashDrafter.from_checkpoint(tmp_path / "z", tiny_target(num_hidden_layers=2))
+        DFlashDrafter.from_checkpoint(tmp_path / "z", tiny_target(num_hidden_layers=2), growth())
 
 
 def test_another_checkpoint_is_no_dflash(tmp_path):
@@ -391,7 +391,9 @@ def test_random_weights_never_change_the_answer():
     model = DFlash(DFlashConfig(**target.draft_shape(), num_layers=1, draft_vocab_size=97,
                                 taps=(1, 3), width=4, mask_token=0))  # fmt: skip
     vocabulary = random_dflash(target, size=97).checkpoint.vocabulary
-    drafter = DFlashDrafter.from_model(DFlashCheckpoint(model, vocabulary), target)
+    drafter = DFlashDrafter.from_model(
+        DFlashCheckpoint(model, vocabulary), target, growth(tree="chain")
+    )
     expected = Engine(target, NoDrafter(), walk).generate(PROMPT, max_new_tokens=24)
     result = Engine(target, drafter, walk).generate(PROMPT, max_new_tokens=24)
     assert result.token_ids == expected.token_ids

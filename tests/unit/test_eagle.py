@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes import growth
 from slipstream.data.batches import collate
 from slipstream.data.store import Sample
 from slipstream.drafters.eagle import EagleDrafter
@@ -56,7 +57,7 @@ def setup(seed=0, **tree):
     generator = torch.Generator().manual_seed(seed + 100)
     embedding = torch.randn(V, D, generator=generator, dtype=torch.float64)
     checkpoint = network(seed)
-    drafter = EagleDrafter.from_model(checkpoint, BareTarget(embedding), **tree)
+    drafter = EagleDrafter.from_model(checkpoint, BareTarget(embedding), growth(**tree))
     return drafter, checkpoint, embedding, generator
 
 
@@ -144,7 +145,7 @@ def test_incremental_equals_fresh(tree):
         verdict = Verdict(tuple(range(accepted + 1)), row.tokens[-1])
         drafter.observe(row, verdict, features[size - 1 : size + accepted])
         fresh = EagleDrafter.from_model(
-            checkpoint, BareTarget(embedding), tree=tree, depth=4, budget=12, topk=3
+            checkpoint, BareTarget(embedding), growth(tree=tree, depth=4, budget=12, topk=3)
         )
         fresh.open(row, features[: len(row.tokens) - 1])
         ours, theirs = drafter.propose([row])[0], fresh.propose([row])[0]
@@ -162,7 +163,7 @@ def test_rows_do_not_see_each_other():
         row = OneRow(tokens, key=key, max_depth=depth, max_nodes=nodes)
         drafter.open(row, features[:-1])
         alone = EagleDrafter.from_model(
-            checkpoint, BareTarget(embedding), tree="dynamic", depth=3, budget=9, topk=3
+            checkpoint, BareTarget(embedding), growth(depth=3, budget=9, topk=3)
         )
         alone.open(row, features[:-1])
         expected.append(alone.propose([row])[0])
@@ -216,9 +217,7 @@ def test_ids_beyond_the_targets_are_never_drafted():
     target.spec = type(target.spec)(
         "tiny", V - 20, D, 4, 256, (), torch.float64, torch.device("cpu"), "Tiny"
     )
-    drafter = EagleDrafter.from_model(
-        checkpoint, target, tree="dynamic", depth=3, budget=60, topk=8
-    )
+    drafter = EagleDrafter.from_model(checkpoint, target, growth(depth=3, budget=60, topk=8))
     generator = torch.Generator().manual_seed(3)
     tokens, features, _ = text(generator, 20)
     row = OneRow(tokens.clamp(max=V - 21))

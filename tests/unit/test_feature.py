@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fakes import growth
 from pairs import D, U, V, batch_of, network, sample
 from slipstream.data.batches import Batch
 from slipstream.data.store import Sample
@@ -152,7 +153,9 @@ def draft(drafter, text, start):
 def test_a_chain_of_one_is_the_teacher_forced_prediction():
     model, vocabulary, readout = network()
     drafter = FeatureEagleDrafter.from_model(
-        EagleCheckpoint(model, vocabulary), BareTarget(readout), tree="chain", depth=1, budget=1
+        EagleCheckpoint(model, vocabulary),
+        BareTarget(readout),
+        growth(tree="chain", depth=1, budget=1),
     )
     assert drafter.taps == (4,)
     text = sample(12)
@@ -169,7 +172,9 @@ def test_prefix_accuracy_is_what_chain_drafting_accepts():
     model, vocabulary, readout = network(scale=0.8)
     depth = 3
     drafter = FeatureEagleDrafter.from_model(
-        EagleCheckpoint(model, vocabulary), BareTarget(readout), tree="chain", depth=depth, budget=3
+        EagleCheckpoint(model, vocabulary),
+        BareTarget(readout),
+        growth(tree="chain", depth=depth, budget=3),
     )
     text = sample(40, supervised_from=0)
     tokens = text.tokens.clone()

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import slipstream
-from fakes import random_medusa, tiny_target
+from fakes import growth, random_medusa, tiny_target
 from slipstream.drafters.medusa import MedusaDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
@@ -131,7 +131,7 @@ def test_heads_of_another_target_are_refused(tmp_path):
     torch.save({"0.0.linear.weight": torch.ones(8, 8), "0.0.linear.bias": torch.ones(8)},
                tmp_path / "medusa_lm_head.pt")  # fmt: skip
     with pytest.raises(DrafterMismatchError, match="hidden size 8, tiny-llama has 48"):
-        MedusaDrafter.from_checkpoint(tmp_path, tiny_target())
+        MedusaDrafter.from_checkpoint(tmp_path, tiny_target(), growth())
 
 
 def test_more_children_than_draft_tokens_are_refused():

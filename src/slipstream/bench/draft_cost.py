@@ -31,7 +31,7 @@ from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.language import LanguageConfig, LanguageLayer
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.sampling import Sampler
-from slipstream.trees import kinds
+from slipstream.trees.kinds import Growth
 from slipstream.types import Sampling, Verdict
 
 KEPT = 2  # positions verified between two drafts
@@ -152,7 +152,7 @@ def eagle3_case(target: Any, layers: int, tokens: int, draft_vocab_size: int) ->
     )  # fmt: skip
     pairs.num_layers = layers
     counted = Counted(pairs)
-    build = kinds.make("chain", budget=tokens, depth=tokens, topk=1).build
+    build = Growth("chain", budget=tokens, depth=tokens, topk=1).kind().build
     ids = torch.arange(draft_vocab_size)
     rollout = Rollout(counted, build, target_ids=ids, vocab_size=spec.vocab_size)
     drafter = EagleDrafter(pairs, rollout, taps)
@@ -173,7 +173,7 @@ def dflash_case(target: Any, layers: int, tokens: int, draft_vocab_size: int) ->
     vocabulary = DraftVocabulary(torch.arange(draft_vocab_size), rows)
     checkpoint = DFlashCheckpoint(DFlash(config), vocabulary)
     drafter = DFlashDrafter.from_model(
-        checkpoint, target, tree="chain", budget=tokens, depth=tokens
+        checkpoint, target, Growth("chain", budget=tokens, depth=tokens, topk=1)
     )
     drafter.network = counted = Counted(drafter.network)  # type: ignore[assignment]
     num_features = len(config.taps) * config.target_hidden_size

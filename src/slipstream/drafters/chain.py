@@ -26,14 +26,13 @@ from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.model_rollout import ModelRollout
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
-from slipstream.errors import DrafterMismatchError, SettingError
+from slipstream.errors import DrafterMismatchError
 from slipstream.formats import language
 from slipstream.formats.language import LanguageCheckpoint
 from slipstream.models.language import Language
 from slipstream.target.packed import can_pack, pack_linears
 from slipstream.target.protocol import Target
-from slipstream.trees import kinds
-from slipstream.trees.budget import Cost
+from slipstream.trees.kinds import Growth
 from slipstream.types import DraftTree, Verdict
 
 ENOUGH = 0.9  # share of the target's tokens a draft model must know
@@ -53,30 +52,13 @@ class ChainDrafter:
         self._rollout = rollout
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        folder: Path | str,
-        target: Target,
-        *,
-        tree: str = "chain",
-        budget: int = 4,
-        depth: int = 4,
-        topk: int = 1,
-        children: str = "chosen",
-        cost: Cost | None = None,
-    ) -> Self:
+    def from_checkpoint(cls, folder: Path | str, target: Target, growth: Growth) -> Self:
         """Read a draft language model and fit it to a target.
 
         Args:
             folder: of our own checkpoint, or any Hugging Face model: a folder, a name, an id.
             target: whose text is drafted.
-            tree: kind of tree, see `trees.kinds`.
-            budget: drafted nodes.
-            depth: of the deepest node.
-            topk: children considered per node.
-            children: how they come about, see `drafters.candidates`.
-            cost: seconds of a step by its pass's tokens; a tree whose scores decide keeps as many
-                nodes as pay for themselves.
+            growth: of the trees.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -84,50 +66,28 @@ class ChainDrafter:
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
             UnsupportedTargetError: it is a model that cannot score trees.
         """
-        how = {
-            "tree": tree, "budget": budget, "depth": depth, "topk": topk, "children": children,
-            "cost": cost,
-        }  # fmt: skip
         if is_whole_model(folder):
             from slipstream.target.hf import load_target
 
             spec, threads = target.spec, torch.get_num_threads()
             draft = load_target(str(folder), dtype=spec.dtype, device=spec.device, threads=threads)
-            return cls.from_target(draft, target, **how)
-        return cls.from_model(language.read(Path(folder)), target, **how)
+            return cls.from_target(draft, target, growth)
+        return cls.from_model(language.read(Path(folder)), target, growth)
 
     @classmethod
-    def from_target(
-        cls,
-        draft: Target,
-        target: Target,
-        *,
-        tree: str = "chain",
-        budget: int = 4,
-        depth: int = 4,
-        topk: int = 1,
-        children: str = "chosen",
-        cost: Cost | None = None,
-    ) -> Self:
+    def from_target(cls, draft: Target, target: Target, growth: Growth) -> Self:
         """Let a whole loaded model draft for a target; see `from_checkpoint`."""
         check_same_tokens(draft, target)
-        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost)
-        vocab_size = target.spec.vocab_size
-        return cls(ModelRollout(draft, kind.build, vocab_size=vocab_size, children=children))
+        rollout = ModelRollout(
+            draft,
+            growth.kind().build,
+            vocab_size=target.spec.vocab_size,
+            children=growth.children,
+        )
+        return cls(rollout)
 
     @classmethod
-    def from_model(
-        cls,
-        checkpoint: LanguageCheckpoint,
-        target: Target,
-        *,
-        tree: str = "chain",
-        budget: int = 4,
-        depth: int = 4,
-        topk: int = 1,
-        children: str = "chosen",
-        cost: Cost | None = None,
-    ) -> Self:
+    def from_model(cls, checkpoint: LanguageCheckpoint, target: Target, growth: Growth) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         embedding, spec = target.embedding(), target.spec
         language.check_target(
@@ -137,11 +97,7 @@ class ChainDrafter:
             num_layers=spec.num_layers,
             name=spec.name,
         )
-        size = len(checkpoint.vocabulary)
-        if topk > size:
-            raise SettingError(
-                "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
-            )
+        kind = growth.kind(vocab_size=len(checkpoint.vocabulary))
         network: TokenNetwork | CompiledNetwork
         if can_compile(spec, checkpoint.model.config):
             network = CompiledNetwork(checkpoint.model, embedding)
@@ -151,10 +107,10 @@ class ChainDrafter:
             )
         rollout = Rollout(
             network,
-            kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost).build,
+            kind.build,
             target_ids=checkpoint.vocabulary.target_ids,
             vocab_size=spec.vocab_size,
-            children=children,
+            children=growth.children,
         )
         return cls(rollout)
 

@@ -19,6 +19,7 @@ unverified token.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -34,10 +35,8 @@ from slipstream.formats import dflash
 from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.target.protocol import Target
-from slipstream.trees import kinds
 from slipstream.trees.best_first import from_marginals
-from slipstream.trees.budget import Cost
-from slipstream.trees.kinds import Kind
+from slipstream.trees.kinds import Growth
 from slipstream.types import DraftTree, Verdict
 
 CHUNK = 512  # positions of a prompt taken at once
@@ -51,14 +50,9 @@ class DFlashDrafter:
         checkpoint: network and draft vocabulary.
         target: whose embedding and head are borrowed; over a reduced draft vocabulary some rows
             of the head are read, q is their softmax, and ids outside have q = 0.
-        kind: of tree.
-        is_marginal: grow trees of chosen children by the heap over marginals, as DDTree does.
-        depth: of the deepest node.
-        budget: drafted nodes.
+        growth: of the trees; best-first ones of chosen children grow by the heap over marginals,
+            as DDTree does.
         width: slots of a block, at most what the network was trained on.
-        children: how a node's children come about, see `drafters.candidates`.
-        cost: seconds of a target pass by its tokens; given, a best-first tree keeps as many nodes
-            as pay for themselves.
     """
 
     name = "dflash"
@@ -68,25 +62,22 @@ class DFlashDrafter:
         self,
         checkpoint: DFlashCheckpoint,
         target: Target,
-        kind: Kind,
+        growth: Growth,
         *,
-        is_marginal: bool,
-        depth: int,
-        budget: int,
         width: int,
-        children: str = "chosen",
-        cost: Cost | None = None,
     ) -> None:
         config, spec = checkpoint.model.config, target.spec
         self.taps = config.taps
         self.width = width
         self.network: BlockNetwork = block_network(checkpoint, target)
-        self._kind, self._children = kind, children
-        self._is_marginal = is_marginal
-        self._is_chain = kind.shape is not None and kind.shape.depth == kind.shape.budget
-        self._depth, self._budget = min(depth, config.num_drafts(width)), budget
+        size = len(checkpoint.vocabulary)
+        self._kind = replace(growth, topk=min(growth.topk, size)).kind()
+        self._children, self._is_marginal = growth.children, growth.tree == "best-first"
+        shape = self._kind.shape
+        self._is_chain = shape is not None and shape.depth == shape.budget
+        self._depth, self._budget = min(growth.depth, config.num_drafts(width)), growth.budget
         self._target_ids = checkpoint.vocabulary.target_ids.to(spec.device)
-        self._vocab_size, self._cost = spec.vocab_size, cost
+        self._vocab_size, self._cost = spec.vocab_size, growth.cost
         self._slots: dict[int, int] = {}
         self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
         self._cache = self.network.new_cache(1, ROOM)
@@ -94,30 +85,15 @@ class DFlashDrafter:
 
     @classmethod
     def from_checkpoint(
-        cls,
-        folder: Path | str,
-        target: Target,
-        *,
-        tree: str = "chain",
-        budget: int = 16,
-        depth: int = 16,
-        topk: int = 4,
-        width: int | None = None,
-        children: str = "chosen",
-        cost: Cost | None = None,
+        cls, folder: Path | str, target: Target, growth: Growth, *, width: int | None = None
     ) -> Self:
         """Read a checkpoint and fit it to a target.
 
         Args:
             folder: of the checkpoint.
             target: whose text is drafted.
-            tree: kind of tree, see `trees.kinds`.
-            budget: drafted nodes.
-            depth: of the deepest node; the block's drafts cap it.
-            topk: children considered per node.
+            growth: of the trees; the block's drafts cap their depth.
             width: slots of a block; None takes what the network was trained on.
-            children: how they come about, see `drafters.candidates`.
-            cost: seconds of a step by its pass's tokens, for a budget that pays for itself.
 
         Raises:
             CheckpointError: the folder cannot be read, or lacks the head that is asked for.
@@ -125,31 +101,16 @@ class DFlashDrafter:
             SettingError: a block wider than the trained one, or the tree is unknown.
         """
         checkpoint = dflash.read(Path(folder), target=facts_of(target))
-        return cls.from_model(
-            checkpoint,
-            target,
-            tree=tree,
-            budget=budget,
-            depth=depth,
-            topk=topk,
-            width=width,
-            children=children,
-            cost=cost,
-        )
+        return cls.from_model(checkpoint, target, growth, width=width)
 
     @classmethod
     def from_model(
         cls,
         checkpoint: DFlashCheckpoint,
         target: Target,
+        growth: Growth,
         *,
-        tree: str = "chain",
-        budget: int = 16,
-        depth: int = 16,
-        topk: int = 4,
         width: int | None = None,
-        children: str = "chosen",
-        cost: Cost | None = None,
     ) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         config, spec = checkpoint.model.config, target.spec
@@ -169,24 +130,12 @@ class DFlashDrafter:
                 f"{least}..{config.width}, the blocks it was trained on",
                 "leave width out for the widest",
             )
-        size = len(checkpoint.vocabulary)
         if cls.reads_path and checkpoint.model.path is None:
             raise CheckpointError(
                 f"the drafter has no path head, which {cls.name} needs",
                 hint="train one on it with `slipstream train --method dspark --drafter FOLDER ...`",
             )
-        kind = kinds.make(tree, budget=budget, depth=depth, topk=min(topk, size), cost=cost)
-        return cls(
-            checkpoint,
-            target,
-            kind,
-            is_marginal=tree == "best-first",
-            depth=depth,
-            budget=budget,
-            width=width,
-            children=children,
-            cost=cost,
-        )
+        return cls(checkpoint, target, growth, width=width)
 
     def open(self, row: Row, features: Tensor | None) -> None:
         """Take the prompt's features into the cache."""

@@ -31,15 +31,13 @@ from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
-from slipstream.errors import SettingError
 from slipstream.formats import eagle, eagle3
 from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.eagle import EagleCheckpoint
 from slipstream.formats.eagle3 import Eagle3Checkpoint
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
-from slipstream.trees import kinds
-from slipstream.trees.budget import Cost
+from slipstream.trees.kinds import Growth
 from slipstream.types import DraftTree, Verdict
 
 
@@ -64,60 +62,26 @@ class EagleDrafter:
         self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        folder: Path | str,
-        target: Target,
-        *,
-        tree: str = "dynamic",
-        budget: int = 8,
-        depth: int = 4,
-        topk: int = 4,
-        children: str = "chosen",
-        cost: Cost | None = None,
-    ) -> Self:
+    def from_checkpoint(cls, folder: Path | str, target: Target, growth: Growth) -> Self:
         """Read a checkpoint and fit it to a target.
 
         Args:
             folder: of the checkpoint.
             target: whose text is drafted.
-            tree: kind of tree, see `trees.kinds`.
-            budget: drafted nodes.
-            depth: of the deepest node.
-            topk: children considered per node.
-            children: how they come about, see `drafters.candidates`.
-            cost: seconds of a step by its pass's tokens; a tree whose scores decide keeps as many
-                nodes as pay for themselves.
+            growth: of the trees.
 
         Raises:
             CheckpointError: the folder cannot be read.
             DrafterMismatchError: it was made for another target.
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
-        checkpoint = cls.layout.read(Path(folder), target=facts_of(target))
         return cls.from_model(
-            checkpoint,
-            target,
-            tree=tree,
-            budget=budget,
-            depth=depth,
-            topk=topk,
-            children=children,
-            cost=cost,
+            cls.layout.read(Path(folder), target=facts_of(target)), target, growth
         )
 
     @classmethod
     def from_model(
-        cls,
-        checkpoint: Eagle3Checkpoint | EagleCheckpoint,
-        target: Target,
-        *,
-        tree: str = "dynamic",
-        budget: int = 8,
-        depth: int = 4,
-        topk: int = 4,
-        children: str = "chosen",
-        cost: Cost | None = None,
+        cls, checkpoint: Eagle3Checkpoint | EagleCheckpoint, target: Target, growth: Growth
     ) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         embedding, spec = target.embedding(), target.spec
@@ -128,12 +92,7 @@ class EagleDrafter:
             num_layers=spec.num_layers,
             name=spec.name,
         )
-        size = len(checkpoint.vocabulary)
-        if tree not in ("chain", "static") and topk > size:
-            raise SettingError(
-                "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
-            )
-        kind = kinds.make(tree, budget=budget, depth=depth, topk=topk, cost=cost)
+        kind = growth.kind(vocab_size=len(checkpoint.vocabulary))
         head = cls._borrowed_head(checkpoint, target)
         network: PairNetwork | CompiledNetwork
         if can_compile(spec, checkpoint.model.config):
@@ -147,7 +106,7 @@ class EagleDrafter:
             kind.build,
             target_ids=checkpoint.vocabulary.target_ids,
             vocab_size=spec.vocab_size,
-            children=children,
+            children=growth.children,
         )
         return cls(network, rollout, cls._taps(checkpoint, target))
 

@@ -20,14 +20,12 @@ from torch import Tensor
 from slipstream.drafters.candidates import pick
 from slipstream.drafters.products import product, replace_linears
 from slipstream.drafters.protocol import Row
-from slipstream.errors import SettingError
 from slipstream.formats import medusa
 from slipstream.formats.checkpoint import facts_of
 from slipstream.formats.medusa import MedusaCheckpoint
 from slipstream.target.protocol import Target
-from slipstream.trees import choices, kinds
-from slipstream.trees.budget import Cost
-from slipstream.trees.kinds import MakeBuilder
+from slipstream.trees import choices
+from slipstream.trees.kinds import Growth, MakeBuilder
 from slipstream.types import DraftTree, Verdict
 
 
@@ -59,28 +57,14 @@ class MedusaDrafter:
         self._hidden: dict[int, Tensor] = {}  # row key to [D], of the newest verified position
 
     @classmethod
-    def from_checkpoint(
-        cls,
-        folder: Path | str,
-        target: Target,
-        *,
-        tree: str = "best-first",
-        budget: int = 8,
-        depth: int = 4,
-        topk: int = 4,
-        cost: Cost | None = None,
-    ) -> Self:
+    def from_checkpoint(cls, folder: Path | str, target: Target, growth: Growth) -> Self:
         """Read heads and fit them to a target.
 
         Args:
             folder: of the checkpoint.
             target: whose text is drafted.
-            tree: kind of tree, see `trees.kinds`; static is the authors' 63 nodes.
-            budget: drafted nodes.
-            depth: of the deepest node; there is a head for each, and no more.
-            topk: children considered per node.
-            cost: seconds of a step by its pass's tokens; a tree whose scores decide keeps as many
-                nodes as pay for themselves.
+            growth: of the trees; static is the authors' 63 nodes, and there is a head for each
+                depth and no more.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -88,22 +72,10 @@ class MedusaDrafter:
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
         checkpoint = medusa.read(Path(folder), target=facts_of(target))
-        return cls.from_model(
-            checkpoint, target, tree=tree, budget=budget, depth=depth, topk=topk, cost=cost
-        )
+        return cls.from_model(checkpoint, target, growth)
 
     @classmethod
-    def from_model(
-        cls,
-        checkpoint: MedusaCheckpoint,
-        target: Target,
-        *,
-        tree: str = "best-first",
-        budget: int = 8,
-        depth: int = 4,
-        topk: int = 4,
-        cost: Cost | None = None,
-    ) -> Self:
+    def from_model(cls, checkpoint: MedusaCheckpoint, target: Target, growth: Growth) -> Self:
         """Fit heads in memory to a target; see `from_checkpoint`."""
         spec, vocabulary = target.spec, checkpoint.vocabulary
         medusa.check_target(
@@ -114,13 +86,7 @@ class MedusaDrafter:
             name=spec.name,
         )
         size = target.head().shape[0] if vocabulary is None else len(vocabulary)
-        if topk > size:
-            raise SettingError(
-                "topk", topk, f"at most the draft vocabulary, {size}", "choose a smaller topk"
-            )
-        kind = kinds.make(
-            tree, budget=budget, depth=depth, topk=topk, shape=choices.MEDUSA, cost=cost
-        )
+        kind = growth.kind(vocab_size=size, shape=choices.MEDUSA)
         ids = None if vocabulary is None else vocabulary.target_ids.to(spec.device)
         return cls(
             HeadNetwork(checkpoint, target),

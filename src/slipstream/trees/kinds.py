@@ -57,6 +57,58 @@ class Wish:
     cost: Cost | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How a drafter grows its trees: a kind with its numbers, and what fills it.
+
+    Args:
+        tree: a name of `KINDS`.
+        budget: drafted nodes, root not counted.
+        depth: of the deepest node.
+        topk: children considered per node.
+        children: how they come about, see `drafters.candidates`.
+        cost: seconds of a step by the tokens of its pass; given, a tree whose scores decide keeps
+            as many nodes as pay for themselves.
+
+    Example:
+        >>> Growth("chain", budget=3, depth=4, topk=1).kind().shape.parents
+        (-1, 0, 1, 2)
+    """
+
+    tree: str
+    budget: int
+    depth: int
+    topk: int
+    children: str = "chosen"
+    cost: Cost | None = None
+
+    def kind(self, *, vocab_size: int | None = None, shape: Shape | None = None) -> Kind:
+        """What grows such trees.
+
+        Args:
+            vocab_size: U of the draft vocabulary, which topk must not exceed where it counts.
+            shape: of a static tree.
+
+        Raises:
+            SettingError: no such kind, or a number that is too small or too large.
+        """
+        if vocab_size is not None and self.tree not in OWN_TOPK and self.topk > vocab_size:
+            raise SettingError(
+                "topk",
+                self.topk,
+                f"at most the draft vocabulary, {vocab_size}",
+                "choose a smaller topk",
+            )
+        return make(
+            self.tree,
+            budget=self.budget,
+            depth=self.depth,
+            topk=self.topk,
+            shape=shape,
+            cost=self.cost,
+        )
+
+
 def make(
     tree: str,
     *,
@@ -141,3 +193,4 @@ KINDS: dict[str, Callable[[Wish], Kind]] = {
     "dynamic": _dynamic,
     "best-first": _best_first,
 }
+OWN_TOPK = ("chain", "static")  # whose topk is not asked
