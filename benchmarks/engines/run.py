@@ -52,7 +52,7 @@ ENGINES = {
         {"eagle": "vllm", "eagle3": "vllm", "medusa": "vllm", "dflash": "dflash"},
     ),
     "openvino": Engine(
-        ("openvino-genai", "optimum-intel[openvino]", "diffusers==0.36.0", "einops"),
+        ("openvino-genai", "optimum-intel[openvino]"),
         (),
         {"eagle3": "eagle", "dflash": "dflash"},
     ),
@@ -107,6 +107,7 @@ def prepare(asked: argparse.Namespace, dialect: str) -> tuple[list[dict[str, Any
     import slipstream
     from slipstream import assemble
     from slipstream.bench.tasks import read_task
+    from slipstream.models.eagle3 import default_taps
     from slipstream.parity.convert import convert
     from slipstream.target.hf import load_target, write_dequantised
     from slipstream.target.source import resolve
@@ -134,6 +135,7 @@ def prepare(asked: argparse.Namespace, dialect: str) -> tuple[list[dict[str, Any
                 "method": asked.method,
                 "nodes": shape["budget"],
                 "tree": asked.tree,
+                "layers": [tap - 1 for tap in default_taps(target.spec.num_layers)],
                 "prompts": prompts,
                 "max_new_tokens": asked.max_new_tokens,
                 "dtype": asked.dtype,
