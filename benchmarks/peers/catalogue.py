@@ -74,12 +74,20 @@ def interpreter(name: str, peer: Peer, folder: Path) -> Path:
         return Path(sys.executable)
     place = folder / name
     python = place / "bin" / "python"
-    if python.exists():
+    if not python.exists():
+        venv.create(place, with_pip=True)
+    if _has(python, peer.packages):
         return python
-    venv.create(place, with_pip=True)
     pip = [str(python), "-m", "pip"]
     subprocess.run([*pip, "install", "-q", *peer.packages], check=True, capture_output=True)
     if peer.unwanted:
         command = [*pip, "uninstall", "-q", "-y", *peer.unwanted]
         subprocess.run(command, check=True, capture_output=True)
     return python
+
+
+def _has(python: Path, packages: tuple[str, ...]) -> bool:
+    """An installation may have been interrupted."""
+    names = [package.partition("==")[0] for package in packages]
+    ask = "import sys, importlib.metadata as m; [m.version(name) for name in sys.argv[1:]]"
+    return not subprocess.run([str(python), "-c", ask, *names], capture_output=True).returncode
