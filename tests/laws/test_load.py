@@ -98,17 +98,26 @@ def serve_randomly(
     return {i: result for i, result in done.items() if result.finish_reason != "abort"}
 
 
-@pytest.mark.parametrize("num_blocks", [None, 14])
-def test_200_requests_on_a_model_equal_their_solo_runs(num_blocks: int | None) -> None:
-    """With room for all, and with so little that running rows are put off and resumed."""
+@pytest.fixture(scope="module")
+def alone_on_a_model() -> tuple[object, list]:
+    """A tiny float32 model, and what it answers to 200 requests one by one."""
     target = tiny_target(num_hidden_layers=1)
+    plain = Engine(target, NoDrafter(), walk, max_length=96)
+    return target, [plain.generate(prompt_of(i), **settings_of(i)) for i in range(200)]
+
+
+@pytest.mark.parametrize("num_blocks", [None, 14])
+def test_200_requests_on_a_model_equal_their_solo_runs(
+    alone_on_a_model: tuple, num_blocks: int | None
+) -> None:
+    """With room for all, and with so little that running rows are put off and resumed."""
+    target, answers = alone_on_a_model
     engine = Engine(target, NgramDrafter(), walk, max_length=96)
     blocks = None if num_blocks is None else Blocks(num_blocks, size=4)
     done = serve_randomly(engine, 200, aborted=10, blocks=blocks, keeps_prefixes=bool(blocks))
     assert len(done) >= 190
-    plain = Engine(target, NoDrafter(), walk, max_length=96)
     for index, result in done.items():
-        alone = plain.generate(prompt_of(index), **settings_of(index))
+        alone = answers[index]
         assert result.token_ids == alone.token_ids, index
         assert result.finish_reason == alone.finish_reason
 
