@@ -1,9 +1,11 @@
-"""How well `tune` predicts: every task's best and default settings, predicted and measured.
+"""How well `tune` predicts: settings of every method and tree, predicted and measured.
 
-    python benchmarks/predictions.py --tasks mt_bench,gsm8k,humaneval,summarization --limit 12
+    python benchmarks/predictions.py --tasks mt_bench,gsm8k,humaneval,summarization --limit 14
+    python benchmarks/predictions.py --methods ngram,eagle3,medusa=FOLDER,eagle=FOLDER
 
-One half of each task's prompts is recorded, the other half is decoded. Run it on an idle machine;
-it writes benchmarks/results/predictions.json with the median errors.
+One half of each task's prompts is recorded, the other half is decoded: the best setting of every
+method, alone and united with lookup, of every kind of tree it drafts, and its default. Run it on an
+idle machine. The result is written after every task, with the median errors.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from pathlib import Path
+from typing import Any
 
 from slipstream.cli import options as o
 from slipstream.cli.tasks import encode_tasks, read_texts
@@ -19,45 +23,64 @@ from slipstream.cli.tune import loader
 from slipstream.tune.tuner import tune
 
 HERE = Path(__file__).resolve().parent
+NUMBERS = ("tau", "speedup")
 
 
 def main() -> None:
     """Tune on every task and put predictions beside measurements."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--methods", default="ngram,eagle3")
+    parser.add_argument(
+        "--methods", default="ngram,eagle3", help="NAME, or NAME=FOLDER of a drafter"
+    )
     parser.add_argument("--tasks", default="mt_bench,gsm8k,humaneval,summarization")
-    parser.add_argument("--limit", type=int, default=12)
-    parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--limit", type=int, default=14, help="prompts a task")
+    parser.add_argument("--max-new-tokens", type=int, default=80)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "predictions.json")
     asked = parser.parse_args()
 
-    load = loader(o.Setup(asked.model, "none", dtype=asked.dtype), None)
+    given = dict(piece.partition("=")[::2] for piece in asked.methods.split(","))
+    made = loader(o.Setup(asked.model, "none", dtype=asked.dtype), None)
+
+    def load(name: str, **options: Any) -> Any:
+        return made(name, given.get(name) or None, **options)
+
     decoding = o.Decoding(asked.max_new_tokens, asked.temperature)
     texts = read_texts(asked.tasks, None, asked.limit)
-    rows, environment = [], {}
-    for task, prompts in encode_tasks(load("none").target, texts, raw=False).items():
-        found = tune(load, asked.methods.split(","), prompts, decoding.arguments())
-        environment = found.environment
-        for row in found.judged:
-            if row["measured_tau"] is None:
-                continue
-            errors = {
-                f"{name}_error": row[f"predicted_{name}"] / row[f"measured_{name}"] - 1
-                for name in ("tau", "speedup")
-            }
-            rows.append({"task": task, **row, **errors})
-            print(task, row["name"], {name: f"{error:+.1%}" for name, error in errors.items()})
-    medians = {
-        f"median_{name}_error": statistics.median(abs(row[f"{name}_error"]) for row in rows)
-        for name in ("tau", "speedup")
-    }
-    print({name: f"{error:.1%}" for name, error in medians.items()}, f"over {len(rows)} settings")
     settings = {name: value for name, value in vars(asked).items() if name != "out"}
-    value = {"environment": environment, "settings": settings, **medians, "rows": rows}
-    asked.out.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    settings["methods"] = ",".join(given)
+    rows: list[dict[str, Any]] = []
+    for task, prompts in encode_tasks(load("none").target, texts, raw=False).items():
+        began = time.perf_counter()
+        found = tune(load, list(given), prompts, decoding.arguments(), judge_trees=True)
+        new = [{"task": task, **with_errors(each)} for each in found.judged if each["measured_tau"]]
+        rows += new
+        for row in new:
+            print(task, row["name"], *(f"{name} {row[f'{name}_error']:+.1%}" for name in NUMBERS))
+        print(f"{task}: {time.perf_counter() - began:.0f} s", found.left_out or "", flush=True)
+        value = {"environment": found.environment, "settings": settings, **medians(rows)}
+        asked.out.write_text(json.dumps(value | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    print({name: f"{error:.1%}" for name, error in medians(rows).items()}, len(rows), "settings")
+
+
+def with_errors(judged: dict[str, Any]) -> dict[str, Any]:
+    """A judged setting with how far each prediction was above what was measured."""
+    errors = {
+        f"{name}_error": judged[f"predicted_{name}"] / judged[f"measured_{name}"] - 1
+        for name in NUMBERS
+    }
+    return {**judged, **errors}
+
+
+def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Median of the sizes of the errors."""
+    return {
+        f"median_{name}_error": statistics.median(abs(row[f"{name}_error"]) for row in rows)
+        for name in NUMBERS
+        if rows
+    }
 
 
 if __name__ == "__main__":

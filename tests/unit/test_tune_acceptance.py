@@ -46,13 +46,14 @@ def wide(target):
     return random_eagle3(target, tree="dynamic", budget=99, depth=4, topk=3, size=97)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "seed": 3}])
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7, "seed": 3}, {"num_rows": 2}])
 def test_recording_does_not_change_the_answer(sampling):
     target = tiny_target()
     recordings, results = record(target, wide(target), **sampling)
     plain = Engine(target, NoDrafter(), walk).generate(PROMPTS, max_new_tokens=LENGTH, **sampling)
     assert [r.token_ids for r in results] == [r.token_ids for r in plain]
     assert [len(each.trees) for each in recordings] == [LENGTH - 1] * 2
+    assert [list(r.tokens[: r.start]) for r in recordings] == PROMPTS
     assert all(t.tokens[0] == e.tokens[e.start + i] for e in recordings
                for i, t in enumerate(e.trees))  # fmt: skip
 
@@ -65,6 +66,16 @@ def test_a_cut_recording_takes_the_passes_of_the_smaller_tree(budget, depth, tem
     smaller = random_eagle3(target, tree="dynamic", budget=budget, depth=depth, topk=3, size=97)
     expected = really(target, smaller, temperature=temperature)
     assert replayed(recordings, lambda p: p.best(budget, depth)) == expected
+
+
+def test_recordings_come_in_the_order_of_the_prompts_whoever_ends_first():
+    target = tiny_target()
+    recorder = Recorder(NgramDrafter(budget=2, depth=2))
+    engine = Engine(target, recorder, walk)
+    first = engine.generate(PROMPTS[0], max_new_tokens=12).token_ids
+    said = engine.generate(PROMPTS, max_new_tokens=12, num_rows=2, stop_ids=[first[-1]])
+    assert len({len(each.token_ids) for each in said}) == 2
+    assert [list(e.tokens[: e.start]) for e in recorder.recordings[1:]] == PROMPTS
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])

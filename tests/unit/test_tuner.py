@@ -136,6 +136,25 @@ def test_a_method_that_learns_is_left_out_with_its_reason():
     assert "depend on what was verified" in found.left_out["lookahead"]
 
 
+def test_a_method_that_draws_its_drafts_is_left_out_with_its_reason():
+    found = tuner.tune(loader(tiny_target()), ["specinfer"], PROMPTS, ARGUMENTS, repeats=1)
+    assert "draws its drafts" in found.left_out["specinfer"]
+
+
+def test_a_shape_that_cannot_be_cut_stands_for_itself(monkeypatch):
+    monkeypatch.setattr(tuner, "MEASURED_DEPTHS", (1, 2))
+    monkeypatch.setattr(cost, "NUM_ROUNDS", 1)
+    arguments = ARGUMENTS | {"max_new_tokens": 12}
+    found = tuner.tune(
+        loader(tiny_target()), ["eagle"], PROMPTS[:2], arguments, repeats=1, judge_trees=True
+    )
+    assert [each.tree for each in found.draftings] == ["static", "dynamic", "chain"]
+    whole = Setting("eagle", "static", 25, 5, 1)
+    assert list(found.draftings[0].settings()) == [whole]
+    judged = {each["name"]: each for each in found.judged}
+    assert judged[whole.name]["is_default"] and len(judged) == 3
+
+
 def test_one_prompt_cannot_tune_and_judge():
     with pytest.raises(SettingError, match="prompts"):
         tuner.tune(loader(TableTarget()), ["ngram"], PROMPTS[:1], ARGUMENTS)

@@ -142,12 +142,12 @@ def loader(setup: o.Setup, drafter: str | None) -> Callable[..., Any]:
     from slipstream import methods as catalogue
 
     plain = setup.load()
-    made: dict[tuple[Any, ...], Any] = {("none",): plain}
+    made: dict[tuple[Any, ...], Any] = {("none", None): plain}
 
-    def load(name: str, **options: Any) -> Any:
-        key = (name, *sorted(options.items()))
+    def load(name: str, drafter: str | None = drafter, **options: Any) -> Any:
+        own = drafter if catalogue.get(name).needs_checkpoint else None
+        key = (name, own, *sorted(options.items()))
         if key not in made:
-            own = drafter if catalogue.get(name).needs_checkpoint else None
             made[key] = replace(setup, method=name, drafter=own, **options).load(model=plain.target)
         return made[key]
 

@@ -72,9 +72,14 @@ class Recorder:
                 "drafter", drafter.name, "one whose drafts do not depend on what was verified"
             )
         self.name, self.taps = drafter.name, drafter.taps
-        self.recordings: list[Recording] = []
         self._drafter = drafter
+        self._done: dict[int, Recording] = {}
         self._trees: dict[int, list[DraftTree]] = {}
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """Finished answers, in the order in which their prompts were given."""
+        return [self._done[key] for key in sorted(self._done)]
 
     def open(self, row: Row, features: Tensor | None) -> None:
         """Open the row in the drafter."""
@@ -95,7 +100,7 @@ class Recorder:
         """File the answer."""
         trees = self._trees.pop(row.key, [])
         start = len(row.tokens) - 1 - len(trees)
-        self.recordings.append(Recording(tuple(row.tokens), start, tuple(trees)))
+        self._done[row.key] = Recording(tuple(row.tokens), start, tuple(trees))
         self._drafter.close(row)
 
 

@@ -21,6 +21,8 @@ from slipstream.tune.cost import DraftCost
 
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+CUTTABLE = ("dynamic", "best-first", "chain")
+"""Kinds of trees of which a part is a tree of the same kind."""
 WORTH = 1.03  # a predicted speed-up below this is within what a machine varies by
 PassCost = Callable[[float], float]
 
@@ -70,11 +72,11 @@ PLAIN = Setting("none", "chain", 0, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A way of drafting that was recorded: a method with a tree that can be cut.
+    """A way of drafting that was recorded: a method with a kind of tree.
 
     Args:
         method: a name of the catalogue.
-        tree: kind of tree that is left when the recorded one is cut.
+        tree: kind of tree; those of `CUTTABLE` stand for every smaller one, others for themselves.
         topk: children considered per node.
         depth: of the recorded trees.
         budget: of the recorded trees.
@@ -94,6 +96,9 @@ class Drafting:
 
     def settings(self) -> Iterator[Setting]:
         """Everything its recording can be cut to."""
+        if self.tree not in CUTTABLE:
+            yield Setting(self.method, self.tree, self.budget, self.depth, self.topk)
+            return
         for depth in (d for d in DEPTHS if d <= self.depth):
             if self.tree == "chain":
                 yield Setting(self.method, self.tree, depth, depth, 1)
@@ -250,6 +255,15 @@ def best_by_method(predictions: Sequence[Prediction]) -> Mapping[str, Prediction
         name = one.setting.method + ("+lookup" if one.setting.lookup else "")
         found.setdefault(name, one)
     return found
+
+
+def best_by_tree(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """The fastest setting of every method with every kind of tree, without lookup."""
+    found: dict[tuple[str, str], Prediction] = {}
+    for one in sorted(predictions, key=lambda each: -each.speedup):
+        if not one.setting.lookup and one.setting != PLAIN:
+            found.setdefault((one.setting.method, one.setting.tree), one)
+    return list(found.values())
 
 
 def lengths_by_rows(

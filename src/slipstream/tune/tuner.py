@@ -30,7 +30,7 @@ Load = Callable[..., Engine]
 MEASURED_DEPTHS = (1, 2, 4, 8)
 DEEPEST = 8
 LOOKUP = "ngram"
-CUTTABLE = ("dynamic", "best-first", "chain")
+RECORDED_ROWS = 8  # prompts that are recorded together: what is recorded does not depend on it
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -112,6 +112,7 @@ def tune(
     arguments: Mapping[str, Any],
     *,
     repeats: int = passes.REPEATS,
+    judge_trees: bool = False,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Found:
     """Measure, predict and choose on every second prompt, judge on the others.
@@ -122,6 +123,7 @@ def tune(
         prompts: two or more.
         arguments: of `Engine.generate`: max_new_tokens and sampling.
         repeats: passes per width of the cost curve.
+        judge_trees: run the best setting of every kind of tree too, not of every method alone.
         on_progress: told steps done and steps in all.
 
     Raises:
@@ -150,7 +152,8 @@ def tune(
             _record(found, load, name, [ids[i] for i in kept], arguments)
         on_progress(3 + number, total)
     found.predictions = optimum.predict_all(found.draftings, found.plain)
-    _judge(found, load, plain_engine, halves[1], arguments)
+    more = optimum.best_by_tree(found.predictions) if judge_trees else []
+    _judge(found, load, plain_engine, halves[1], arguments, more)
     _choose(found)
     _by_rows(found)
     found.advice = advice.explain(
@@ -170,21 +173,24 @@ def _record(
 ) -> None:
     """Record one method's drafts and take its costs, or note why not."""
     record = methods.get(name)
-    for tree in dict.fromkeys((record.tree, "chain") if record.tree in CUTTABLE else ()):
-        if tree not in record.trees:
-            continue
+    reason = _why_not(record, load(name).drafter)
+    if reason is not None:
+        found.left_out[name] = reason
+        return
+    together = {**arguments, "num_rows": RECORDED_ROWS}
+    for tree in _trees(record):
         options = _largest(record, tree)
         engine = load(name, **options)
-        if not is_recordable(engine.drafter):
-            break
         recorder = Recorder(engine.drafter)
-        Engine(engine.target, recorder, walk).generate(ids, **arguments)
+        Engine(engine.target, recorder, walk).generate(ids, **together)
         depths = [depth for depth in MEASURED_DEPTHS if depth <= options["depth"]]
+        if tree not in optimum.CUTTABLE:
+            depths = [options["depth"]]
         of_depth = lambda d, tree=tree: load(name, **_largest(record, tree, depth=d))  # noqa: E731
         drafting = Drafting(
             method=name,
             tree=tree,
-            topk=1 if tree == "chain" else record.topk,
+            topk=options.get("topk", 1),
             depth=options["depth"],
             budget=options.get("budget", options["depth"]),
             answers=positions(recorder.recordings),
@@ -194,18 +200,29 @@ def _record(
         found.draftings.append(drafting)
         if name not in found.acceptance:
             found.acceptance[name] = _acceptance(recorder.recordings)
-    if name not in {each.method for each in found.draftings}:
-        found.left_out[name] = (
-            "its drafts depend on what was verified before"
-            if record.tree not in CUTTABLE or name == "lookahead"
-            else "its trees cannot be recorded"
-        )
+
+
+def _why_not(record: methods.Method, drafter: Any) -> str | None:
+    """Why a method's acceptance cannot be read off one recorded run; None where it can."""
+    if not is_recordable(drafter):
+        return "its drafts depend on what was verified before"
+    if methods.CHILDREN[record.verifier] != "chosen":
+        return "it draws its drafts: another answer may be accepted with the same trees"
+    return None
+
+
+def _trees(record: methods.Method) -> tuple[str, ...]:
+    """Kinds to record: the method's own, one that can be cut to any size, and chains."""
+    wanted = [record.tree, *(tree for tree in optimum.CUTTABLE if tree in record.trees)]
+    return tuple(dict.fromkeys((*wanted[:2], *(tree for tree in wanted if tree == "chain"))))
 
 
 def _largest(record: methods.Method, tree: str, *, depth: int = DEEPEST) -> dict[str, Any]:
     """Options of the largest tree that is recorded: every node a cut could keep."""
     if tree == "chain":
         return {"tree": tree, "depth": depth}
+    if tree not in optimum.CUTTABLE:
+        return {"tree": tree, "budget": record.budget, "depth": record.depth}
     room = record.topk + max(depth - 1, 0) * record.topk**2
     budget = room if tree == "dynamic" else max(optimum.BUDGETS)
     return {"tree": tree, "depth": depth, "budget": budget, "topk": record.topk}
@@ -267,12 +284,13 @@ def _judge(
     plain: Engine,
     prompts: Sequence[BenchPrompt],
     arguments: Mapping[str, Any],
+    more: Sequence[Prediction],
 ) -> None:
     """Measure every method's best, and its default, beside their predictions on other prompts."""
     defaults = _defaults(found)
     predicted = {
         one.setting.name: one
-        for one in (*optimum.best_by_method(found.predictions).values(), *defaults)
+        for one in (*optimum.best_by_method(found.predictions).values(), *defaults, *more)
         if one.setting != PLAIN
     }
     if not predicted:
@@ -304,7 +322,7 @@ def _defaults(found: Found) -> list[Prediction]:
     for drafting in found.draftings:
         record = methods.get(drafting.method)
         if drafting.tree == record.tree and record.depth <= drafting.depth:
-            topk = 1 if record.tree == "chain" else record.topk
+            topk = 1 if drafting.topk == 1 else record.topk
             budget = record.depth if record.tree == "chain" else record.budget
             setting = Setting(record.name, record.tree, budget, record.depth, topk)
             made.append(optimum.predict(setting, drafting, found.plain))
