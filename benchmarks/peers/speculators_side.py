@@ -30,7 +30,9 @@ def make(job: dict[str, Any]) -> Answer:
     settings = SimpleNamespace(optimizer="adamw", lr=job["learning_rate"], weight_decay=0.0)
     optimizers = build_optimizers(model, settings)
     given = torch.load(job["data"])
-    batches = [packed(*each) for each in zip(given["batches"], given["before_norm"], strict=True)]
+    dtype = getattr(torch, job["precision"])
+    pairs = zip(given["batches"], given["before_norm"], strict=True)
+    batches = [packed(*pair, dtype) for pair in pairs]
     losses = resolve_loss_config("kl_div", "eager")
 
     def loss_of(number: int) -> tuple[Tensor, float]:
@@ -43,12 +45,15 @@ def make(job: dict[str, Any]) -> Answer:
     return stepper(model, optimizers, loss_of, precision=job["precision"])
 
 
-def packed(tensors: dict[str, Tensor], before_norm: Tensor) -> dict[str, Tensor]:
+def packed(
+    tensors: dict[str, Tensor], before_norm: Tensor, dtype: torch.dtype
+) -> dict[str, Tensor]:
     """A packed row as its own collation makes it of the texts in the row.
 
     Args:
         tensors: of our batch.
         before_norm: [1, T, D] what its norm turns into the input of the target's head.
+        dtype: of hidden states.
     """
     documents = tensors["documents"][0]
     texts = []
@@ -65,7 +70,7 @@ def packed(tensors: dict[str, Tensor], before_norm: Tensor) -> dict[str, Tensor]
             }
         )
     hidden_size = before_norm.shape[-1]
-    collate = CollateFn(len(documents), hidden_size, preprocess=shift_batch)
+    collate = CollateFn(len(documents), hidden_size, dtype=dtype, preprocess=shift_batch)
     kept = collate(texts)
     return {name: value for name, value in kept.items() if isinstance(value, Tensor)}
 
