@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fakes import OracleDrafter, random_language, tiny_target
+from planted import VERIFIERS, StaleCacheRow
 from slipstream.bench.lossless import LosslessReport, examine, joined, plain_engine
 from slipstream.cli.verify import _decodings
 from slipstream.engine.engine import Engine
-from slipstream.sampling import Sampler
 from slipstream.verify.typical import typical
-from slipstream.verify.walk import follow, walk
+from slipstream.verify.walk import walk
 
 LENGTH = 40
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5]]
@@ -37,68 +37,13 @@ def verified(setting, verify, *, target=None):
     return examine(Engine(target, drafter, verify), PROMPTS, DEFAULT, load_twin=lambda: mine)
 
 
-def with_sampler(sampler, **changes):
-    return Sampler(replace(sampler.sampling, **changes), sampler.vocab_size)
-
-
-def biased_verifier(tree, logits, sampler, root_position):
-    """Takes a drafted token that is among the target's best four for the target's own."""
-
-    def choose(node):
-        at = root_position + int(tree.depths[node]) + 1
-        own = int(sampler.choose(logits[node : node + 1], [at])[0])
-        good = logits[node].topk(4).indices.tolist()
-        children = tree.tokens[tree.parents == node].tolist()
-        return next((token for token in children if token in good), own)
-
-    return follow(tree, choose)
-
-
-def off_by_one_position(tree, logits, sampler, root_position):
-    return walk(tree, logits, sampler, root_position + 1)
-
-
-def unwarped_bonus(tree, logits, sampler, root_position):
-    verdict = walk(tree, logits, sampler, root_position)
-    if not verdict.is_bonus or sampler.is_greedy:
-        return verdict
-    last = verdict.path[-1]
-    plain = with_sampler(sampler, temperature=1.0, top_p=1.0)
-    at = root_position + int(tree.depths[last]) + 1
-    return replace(verdict, next_token=int(plain.choose(logits[last : last + 1], [at])[0]))
-
-
-def dropped_temperature(tree, logits, sampler, root_position):
-    if sampler.is_greedy:
-        return walk(tree, logits, sampler, root_position)
-    return walk(tree, logits, with_sampler(sampler, temperature=1.0), root_position)
-
-
-class StaleCacheRow:
-    """A target whose cache keeps the keys of the first nodes, not of the accepted ones."""
-
-    def __init__(self, target):
-        self._target, self.spec, self.tokenizer = target, target.spec, target.tokenizer
-
-    def new_cache(self, num_rows, max_length):
-        cache = self._target.new_cache(num_rows, max_length)
-        right = cache.commit
-        cache.commit = lambda slot, path: right(slot, tuple(range(len(path))))
-        return cache
-
-    def forward(self, trees, cache, slots, **options):
-        return self._target.forward(trees, cache, slots, **options)
-
-
 def test_what_is_right_is_lossless_in_both_ways(setting):
     found = verified(setting, walk)
     assert (found.verdict, found.mode) == ("lossless", "greedy+keyed")
     assert found.num_tokens == 2 * 2 * LENGTH and found.tau > 2
 
 
-@pytest.mark.parametrize(
-    "fault", [biased_verifier, off_by_one_position, unwarped_bonus, dropped_temperature]
-)
+@pytest.mark.parametrize("fault", VERIFIERS, ids=lambda fault: fault.__name__)
 def test_a_fault_of_the_verifier_is_caught(setting, fault):
     found = verified(setting, fault)
     assert found.verdict == "different"
