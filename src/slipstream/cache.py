@@ -9,6 +9,9 @@ The object also answers to what transformers asks of a cache (`update`), but kno
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -55,8 +58,8 @@ class SlotCache:
         shape = (num_layers, num_rows, num_heads, max_length, head_size)
         with torch.inference_mode(False):  # so that later in-place writes are legal anywhere
             # Zeros, not empty: a masked slot has weight 0, and 0 times garbage may be NaN.
-            self.keys = torch.zeros(shape, dtype=dtype, device=device)
-            self.values = torch.zeros(shape, dtype=dtype, device=device)
+            self.keys = _zeros(shape, dtype, torch.device(device))
+            self.values = _zeros(shape, dtype, torch.device(device))
         self.num_rows = num_rows
         self.max_length = max_length
         self.lengths = [0] * num_rows
@@ -209,6 +212,15 @@ class SlotCache:
             first = plan.slots[0]
             return store[first : first + len(plan.slots), :, : plan.used]
         return store[:, :, : plan.used].index_select(0, plan.rows)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that, where the system can, take no memory before they are written to."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or sys.platform != "linux" or not size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
 class _Plan:

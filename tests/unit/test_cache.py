@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -100,6 +104,24 @@ def test_truncate() -> None:
     assert cache.lengths == [2]
     with pytest.raises(ShapeError):
         cache.truncate(0, 3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere all of it is taken at once")
+def test_memory_is_taken_by_what_is_written() -> None:
+    def resident() -> int:
+        """Bytes of this process in memory."""
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * mmap.PAGESIZE
+
+    before = resident()
+    cache = SlotCache(4, 64, 2, 64, 4096)  # a GiB
+    assert cache.keys.nbytes + cache.values.nbytes == 2**30 and cache.keys.data_ptr() % 64 == 0
+    cache.begin([5], [3])
+    for layer in range(4):
+        cache.update(torch.ones(1, 2, 3, 64), torch.ones(1, 2, 3, 64), layer)
+    cache.commit(5, [0, 2])
+    assert resident() - before < 2**27
+    assert cache.keys[:, 5, :, :2].eq(1).all() and not cache.keys[:, 6].any()
 
 
 def test_made_in_inference_mode_it_can_be_written_outside() -> None:
