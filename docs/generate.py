@@ -301,6 +301,33 @@ def acceptance() -> str:
     return "\n\n".join(parts)
 
 
+def engines() -> str:
+    """The committed comparisons with other engines, a line each."""
+    lines = [
+        "| engine | method | draft | ours | theirs | difference (95%) | same answers |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted((ROOT / "benchmarks" / "results").glob("engines_*.json")):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        shape, (low, high) = value["shape"], value["difference_ci"]
+        draft = f"chain of {shape['budget']}"
+        if shape["tree"] != "chain":
+            draft = f"tree of {shape['budget']}, {shape['topk']} wide, {shape['depth']} deep"
+        named = {n: v for n, v in value["versions"].items() if not n.startswith("ours")}
+        name, version = next(iter(named.items()))
+        cells = (
+            f"[{name} {version}](../{path.relative_to(ROOT).as_posix()})",
+            value["method"],
+            draft,
+            f"{value['ours']:.3f}",
+            f"{value['theirs']:.3f}",
+            f"{value['difference']:+.3f} ({low:+.3f} to {high:+.3f})",
+            f"{value['same_answers']} of {value['num_prompts']}",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def picture() -> str:
     """The draft tree at the top of the README, when it is there."""
     path = ROOT / "docs" / "images" / "draft-tree.svg"
@@ -497,6 +524,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "verifiers": verifiers,
     "acceptance": acceptance,
     "draft-cost": draft_cost,
+    "engines": engines,
     "layout": layout,
     "commands": commands,
     "papers": papers,

@@ -41,8 +41,9 @@ def an_eagle(**changes):
     return eagle, EagleCheckpoint(model, vocabulary())
 
 
-def heads():
-    return medusa, MedusaCheckpoint(random(Medusa(MedusaConfig(D, 3, 2, V, U, True))), vocabulary())
+def heads(*, borrows=True):
+    model = random(Medusa(MedusaConfig(D, 3, 2, V, U, borrows)))
+    return medusa, MedusaCheckpoint(model, vocabulary())
 
 
 def a_dflash(**changes):

@@ -133,6 +133,7 @@ def test_speculators_knows_its_verifier(target, tmp_path):
     [
         (lambda: an_eagle3(norm_output=True), "eagle", "norm_output"),
         (lambda: an_eagle3(fusion_bias=True), "vllm", "bias in the layer that fuses"),
+        (lambda: heads(borrows=False), "vllm", "these have their own"),
         (lambda: a_dflash(is_shifted=True), "dflash", "slot j as token j"),
         (lambda: a_dflash(path_rank=4), "dflash", "DSpark needs|has no place"),
         (lambda: an_eagle3(), "medusa", "has no place for an EAGLE-3"),

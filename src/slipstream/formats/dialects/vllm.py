@@ -167,9 +167,17 @@ def dump_medusa(checkpoint: MedusaCheckpoint, target: TargetFacts, dtype: torch.
     """Files for vLLM's MedusaModel; a borrowed head is stored once.
 
     Raises:
-        CheckpointError: the target's head is borrowed and not at hand.
+        CheckpointError: the target's head is borrowed and not at hand, or heads with their own
+            projections know only some ids.
     """
     network = checkpoint.model.config
+    own = not network.borrows_head
+    if own and checkpoint.vocabulary is not None and not checkpoint.vocabulary.is_full:
+        raise CheckpointError(
+            "vllm reduces the vocabulary only for heads that share the target's projection, and "
+            "these have their own",
+            "choose --to medusa, or train heads that borrow the target's",
+        )
     tensors = {
         _theirs(name, network.num_blocks): tensor
         for name, tensor in folder.to_tensors(checkpoint.model, None, dtype).items()
