@@ -64,3 +64,9 @@ def test_nobody_reads_is_not_the_answer_no():
     )  # fmt: skip
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_prompt_without_its_option_is_told_how(slipstream):
+    done = slipstream("generate", "Hi there")
+    assert done.returncode == 2
+    assert 'hint: a prompt is an option: slipstream generate --prompt "Hi there"' in done.stderr

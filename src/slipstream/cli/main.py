@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -115,9 +116,7 @@ def _status(run: Callable[[], Any]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # `slipstream data`: help, not a complaint
             typer.echo(error.format_message(), err=True)
             return 2
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context else "slipstream"
-        tell_error(error.format_message(), f"see {path} --help")
+        tell_error(error.format_message(), _usage_hint(error))
         return 2
     except OSError as error:
         tell_error(f"{error.filename or 'input/output'}: {error.strerror or error}", None)
@@ -125,6 +124,18 @@ def _status(run: Callable[[], Any]) -> int:
     if result == INTERRUPTED:  # Typer may have turned the interrupt into this status already
         typer.echo("interrupted; what was done is kept", err=True)
     return result if isinstance(result, int) else 0
+
+
+def _usage_hint(error: Any) -> str:
+    """What to type after a mistake in a command line."""
+    context, message = getattr(error, "ctx", None), error.format_message()
+    if context is None:
+        return "see slipstream --help"
+    options = {name for param in context.command.params for name in param.opts}
+    extra = re.search(r"extra argument\S* \((.*)\)", message)
+    if extra and "--prompt" in options:
+        return f'a prompt is an option: {context.command_path} --prompt "{extra[1]}"'
+    return f"see {context.command_path} --help"
 
 
 def tell_error(message: str, hint: str | None) -> None:
