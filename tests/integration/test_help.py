@@ -67,6 +67,6 @@ def test_nobody_reads_is_not_the_answer_no():
 
 
 def test_a_prompt_without_its_option_is_told_how(slipstream):
-    done = slipstream("generate", "Hi there")
-    assert done.returncode == 2
-    assert 'hint: a prompt is an option: slipstream generate --prompt "Hi there"' in done.stderr
+    code, out, err = slipstream("generate", "Hi there")
+    assert (code, out) == (2, "")
+    assert 'hint: a prompt is an option: slipstream generate --prompt "Hi there"' in err
