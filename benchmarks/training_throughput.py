@@ -47,9 +47,7 @@ SETTINGS = ("model", "max_length", "batches", "steps", "unrolled", "precision", 
 OURS = ("ours_training", "by text")
 SIDES = {
     "ours_training": Peer("bfloat16", ("by text",)),
-    "speculators": Peer(
-        "bfloat16", ("simple_flex_attention", "sdpa", "eager"), ("torch", "speculators==0.9.0")
-    ),
+    "speculators": Peer("bfloat16", ("sdpa", "eager"), ("torch", "speculators==0.9.0")),
 }
 
 

@@ -2,7 +2,8 @@
 
 Its trainer asks for an accelerator (it takes the device "cuda" where there is none), so its parts
 are stepped here as the trainer steps them. Its fused losses are Triton kernels, so the eager ones
-run; a variant is the attention that it is told to use.
+run; a variant is the attention that it is told to use. Its default, flex attention, stops with
+"FlexAttention does not support backward on CPU".
 """
 
 from __future__ import annotations
