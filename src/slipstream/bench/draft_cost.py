@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDrafter, PairNetwork
 from slipstream.drafters.protocol import Drafter
@@ -146,11 +147,14 @@ def eagle3_case(target: Any, layers: int, tokens: int, draft_vocab_size: int) ->
     spec = target.spec
     taps = eagle3.default_taps(spec.num_layers)
     config = Eagle3Config(**target.draft_shape(), draft_vocab_size=draft_vocab_size, taps=taps)
-    pairs = PairNetwork(
-        DeepEagle3(config, layers), target.embedding(), head=None, dtype=spec.dtype,
-        device=spec.device,
-    )  # fmt: skip
-    pairs.num_layers = layers
+    deep = DeepEagle3(config, layers)
+    pairs: PairNetwork | CompiledNetwork
+    if can_compile(spec, config):
+        pairs = CompiledNetwork(deep.first, target.embedding(), above=deep.more)
+    else:
+        where = {"dtype": spec.dtype, "device": spec.device}
+        pairs = PairNetwork(deep, target.embedding(), head=None, **where)
+        pairs.num_layers = layers
     counted = Counted(pairs)
     build = Growth("chain", budget=tokens, depth=tokens, topk=1).kind().build
     ids = torch.arange(draft_vocab_size)

@@ -9,6 +9,7 @@ what is drafted decides nothing but speed.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.products import CompiledLinear, on_rows
 from slipstream.models.eagle import Eagle
 from slipstream.models.eagle3 import Eagle3
-from slipstream.models.language import Language
+from slipstream.models.language import Language, LanguageLayer
 from slipstream.target.protocol import TargetSpec
 from slipstream.target.stack import Rows, Sizes, Stack, StackLayer
 from slipstream.target.tiles import TileProduct
@@ -42,13 +43,19 @@ class CompiledNetwork:
         model: EAGLE-3's, EAGLE-1's or a language model's network.
         embedding: [V', D] bfloat16, the target's.
         head: [U, D] the target's head over the draft vocabulary, for a network without one.
+        above: ordinary decoder layers after the network's own.
     """
 
     dtype = torch.bfloat16
     device = torch.device("cpu")
 
     def __init__(
-        self, model: Eagle3 | Eagle | Language, embedding: Tensor, head: Tensor | None = None
+        self,
+        model: Eagle3 | Eagle | Language,
+        embedding: Tensor,
+        head: Tensor | None = None,
+        *,
+        above: Iterable[LanguageLayer] = (),
     ) -> None:
         config = model.config
         self.num_kv_heads, self.head_size = config.num_kv_heads, config.head_size
@@ -67,6 +74,7 @@ class CompiledNetwork:
             shape["join"] = TileProduct(model.fc.weight.detach(), model.fc.bias)
         else:
             layers = [stack_layer(layer, layer.input_layernorm) for layer in model.layers]
+        layers += [stack_layer(layer, layer.input_layernorm) for layer in above]
         if not isinstance(model, Eagle):
             head, shape["final_norm"] = model.lm_head.weight, model.norm.weight
         assert head is not None, "the target's head is borrowed"
