@@ -72,8 +72,8 @@ def test_recordings_come_in_the_order_of_the_prompts_whoever_ends_first():
     target = tiny_target()
     recorder = Recorder(NgramDrafter(budget=2, depth=2))
     engine = Engine(target, recorder, walk)
-    first = engine.generate(PROMPTS[0], max_new_tokens=12).token_ids
-    said = engine.generate(PROMPTS, max_new_tokens=12, num_rows=2, stop_ids=[first[-1]])
+    first = engine.generate(PROMPTS[0], max_new_tokens=4).token_ids
+    said = engine.generate(PROMPTS, max_new_tokens=12, num_rows=2, stop=[first[3]])
     assert len({len(each.token_ids) for each in said}) == 2
     assert [list(e.tokens[: e.start]) for e in recorder.recordings[1:]] == PROMPTS
 
