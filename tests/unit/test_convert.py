@@ -126,6 +126,8 @@ def test_speculators_knows_its_verifier(target, tmp_path):
     convert(folder, "speculators", target, out, prompts=PROMPTS, target_name="org/model")
     verifier = config_of(out)["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": "org/model", "architectures": ["LlamaForCausalLM"]}
+    stored_copy = load_file(out / "model.safetensors")["embed_tokens.weight"]
+    assert torch.equal(stored_copy, target.embedding())  # else the package makes one up
 
 
 @pytest.mark.parametrize(

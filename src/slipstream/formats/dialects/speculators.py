@@ -1,9 +1,9 @@
 """speculators' folders, which vLLM serves: EAGLE-3, DFlash and DSpark under one schema.
 
 The layer's sizes are in `transformer_layer_config`, the rest at the top. Ids are indices into the
-hidden states, as our taps are. Copies of the target's embedding and head are stored for DFlash;
-they are compared and left out. `norm_before_residual` is always written, because speculators and
-vLLM assume different values where it is missing.
+hidden states, as our taps are. Copies of the target's embedding, and for DFlash of its head, are
+stored; they are compared and left out. `norm_before_residual` is always written, because
+speculators and vLLM assume different values where it is missing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def dump_eagle3(checkpoint: Eagle3Checkpoint, target: TargetFacts, dtype: torch.
         "eagle_aux_hidden_state_layer_ids": list(checkpoint.model.config.taps),
         "embed_requires_grad": False,
     }
-    return Files(config, eagle3_layer.tensors_of(checkpoint, dtype, layer="layers.0."))
+    tensors = eagle3_layer.tensors_of(checkpoint, dtype, layer="layers.0.")
+    if target.embedding is not None:  # speculators makes a random one up where it is missing
+        tensors["embed_tokens.weight"] = target.embedding.to("cpu", dtype).contiguous()
+    return Files(config, tensors)
 
 
 def load_dflash(files: Files, target: TargetFacts | None) -> DFlashCheckpoint:
