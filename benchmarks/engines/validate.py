@@ -1,6 +1,6 @@
 """Does speculators' own package read our export, and draft the same tokens with it?
 
-    python benchmarks/engines/validate.py --out benchmarks/results/engines_speculators.json
+    python benchmarks/engines/validate.py --out benchmarks/results/speculators.json
 
 The zoo's EAGLE-3 (or --drafter) is converted; speculators loads it in an environment of its own and
 drafts one token after every position of a few prompts, from the target's real features. The share
