@@ -269,6 +269,29 @@ def draft_cost() -> str:
     return "\n".join(lines)
 
 
+def zoo() -> str:
+    """What ships, from the cards."""
+    lines = [
+        "| drafter | MB | steps | million tokens | minutes | tau of a chain | tau while decoding |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    cards = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "zoo").glob("*/card.json"))
+    ]
+    for card in sorted(cards, key=lambda card: card["held_out"]["chain_tau"]):
+        folder = f"{card['method']}-{card['model']}"
+        weights = ROOT / "zoo" / folder / "model.safetensors"
+        held = card["held_out"]
+        lines.append(
+            f"| [`{card['method']}`](../zoo/{folder}/README.md) "
+            f"| {weights.stat().st_size / 1e6:.0f} | {card['steps']:,} "
+            f"| {card['tokens'] / 1e6:.2f} | {card['seconds'] / 60:.0f} "
+            f"| {held['chain_tau']:.2f} | {held['tau']:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def acceptance() -> str:
     """The committed comparison of rules: a table per number of children, the most in bold."""
     if not (ROOT / ACCEPTANCE).is_file():
@@ -524,6 +547,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "verifiers": verifiers,
     "acceptance": acceptance,
     "draft-cost": draft_cost,
+    "zoo": zoo,
     "engines": engines,
     "layout": layout,
     "commands": commands,
