@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from slipstream import methods
@@ -30,6 +31,17 @@ from slipstream.types import DraftTree
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slipstream"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
+MAIN, FAMILY = "mt_bench_greedy", "family_greedy"
+CLAIMS = (
+    ("a tree over a chain", "eagle3:budget=12,depth=4,topk=4", "eagle3:chain,budget=4,depth=4"),
+    ("a dynamic tree over a static one", "eagle2:budget=12", "eagle:budget=12"),
+    ("EAGLE-1 over Medusa", "eagle:budget=12", "medusa:budget=12"),
+    ("HASS over EAGLE-1's weights", "hass:budget=12", "eagle2:budget=12"),
+    ("EAGLE-3 over EAGLE-2", "eagle3:budget=12,depth=4,topk=4", "eagle2:budget=12"),
+    ("a tree on DFlash over its chain", "ddtree:budget=12", "dflash"),
+    ("a path head over marginals", "dspark:budget=12", "ddtree:budget=12"),
+)
+_PARTS = ("draft", "target", "other")
 ACCEPTANCE = "benchmarks/results/acceptance.json"
 DRAFT_COST = "benchmarks/results/draft_cost.json"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
@@ -166,9 +178,74 @@ def papers() -> str:
 
 
 def measured() -> str:
-    """The committed bench results, each with its conditions."""
-    parts = [_result(path, value) for path, value in _benches()]
+    """The main bench result with its conditions; the others are on their own pages."""
+    parts = [_result(path, value) for path, value in _benches() if path.stem == MAIN]
     return "\n\n".join(parts) or "No result is committed yet; `slipstream bench` makes one."
+
+
+def family() -> str:
+    """Every method on every task: tokens a pass and speed-up."""
+    path, value = _family()
+    tasks = list(dict.fromkeys(row["task"] for row in value["rows"]))
+    found = {(row["method"], row["task"]): row for row in value["rows"]}
+    setups = list(dict.fromkeys(row["method"] for row in value["rows"]))
+    lines = [
+        f"| setup | {' | '.join(tasks)} | draft / target / other |",
+        "|---" * (len(tasks) + 2) + "|",
+    ]
+    for setup in setups:
+        rows = [found[setup, task] for task in tasks]
+        cells = [
+            f"{row['tau']:.2f} ({row['tau_ci'][0]:.2f}\u2013{row['tau_ci'][1]:.2f}), "
+            f"{row['speedup']:.2f}\u00d7"
+            for row in rows
+        ]
+        parts = [sum(row[f"{part}_seconds"] for row in rows) for part in _PARTS]
+        shares = " / ".join(f"{100 * part / sum(parts):.0f}%" for part in parts)
+        lines.append(f"| `{setup}` | {' | '.join(cells)} | {shares} |")
+    where, file = value["environment"], path.relative_to(ROOT).as_posix()
+    counts = {row["num_prompts"] for row in value["rows"]}
+    same = sum(row["identical"] + row["ties"] for row in value["rows"])
+    total = sum(row["num_prompts"] for row in value["rows"])
+    return "\n".join(lines) + (
+        f"\n\n[`{file}`](../{file}): tokens per pass with 95% intervals over prompts, speed-up "
+        f"over plain decoding in the same run. {where['model']}, {where['dtype']}, {where['cpu']}, "
+        f"{where['num_threads']} threads, {', '.join(map(str, sorted(counts)))} prompts a task, "
+        f"{value['settings']['max_new_tokens']} new tokens, greedy; {same} of {total} answers are "
+        "plain decoding's."
+    )
+
+
+def claims() -> str:
+    """What the family's papers claim of each other, by a paired bootstrap over prompts."""
+    _, value = _family()
+    taken: dict[str, dict[tuple, tuple[float, int]]] = {}
+    for sample in value["samples"]:
+        passes = sample["num_target_passes"]
+        of_setup = taken.setdefault(sample["method"], {})
+        of_setup[sample["task"], sample["prompt_index"]] = (sample["tau"] * passes, passes)
+    lines = ["| claim | tokens a pass, ratio | |", "|---|---|---|"]
+    for claim, better, worse in CLAIMS:
+        keys = sorted(taken[better].keys() & taken[worse].keys())
+        pairs = np.array([[*taken[better][key], *taken[worse][key]] for key in keys])
+        draws = np.random.default_rng(0).integers(0, len(keys), (4000, len(keys)))
+        ratios = [_ratio(pairs[chosen]) for chosen in draws]
+        low, high = np.quantile(ratios, [0.025, 0.975])
+        verdict = "holds" if low > 1 else "does not hold" if high < 1 else "undecided"
+        found = f"{_ratio(pairs):.3f} ({low:.3f}\u2013{high:.3f})"
+        lines.append(f"| {claim}: `{better}` over `{worse}` | {found} | {verdict} |")
+    return "\n".join(lines)
+
+
+def _ratio(pairs: np.ndarray) -> float:
+    """Tokens per pass of one setup over another's, of [P, 4] tokens and passes of either."""
+    tokens, passes, other_tokens, other_passes = pairs.sum(0)
+    return float(tokens / passes * other_passes / other_tokens)
+
+
+def _family() -> tuple[Path, dict]:
+    """The committed comparison of all methods."""
+    return next((path, value) for path, value in _benches() if path.stem == FAMILY)
 
 
 def method_measured(name: str) -> str:
@@ -548,6 +625,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "draft-cost": draft_cost,
     "zoo": zoo,
+    "family": family,
+    "claims": claims,
     "engines": engines,
     "layout": layout,
     "commands": commands,

@@ -171,8 +171,9 @@ def dflash_case(target: Any, layers: int, tokens: int, draft_vocab_size: int) ->
         num_layers=layers,
         draft_vocab_size=draft_vocab_size,
         taps=dflash.default_taps(target.spec.num_layers),
-        width=tokens + 1,
+        width=tokens,
         mask_token=rows - 1,
+        is_shifted=True,  # as trained here: a block of W slots drafts W tokens
     )
     vocabulary = DraftVocabulary(torch.arange(draft_vocab_size), rows)
     checkpoint = DFlashCheckpoint(DFlash(config), vocabulary)
