@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from slipstream.engine.throttle import PERIOD, TRIALS, Throttle
+from slipstream.engine.throttle import PERIOD, TASTE, TRIALS, Throttle
 
 
 def simulate(throttle: Throttle, num_rows: int, cost: float, alpha: float, steps: int) -> Counter:
@@ -65,3 +65,15 @@ def test_a_pass_is_never_wider_than_allowed() -> None:
 
 def test_a_drafter_of_nothing_has_one_width() -> None:
     assert {Throttle(0).choose(n) for n in (1, 2, 9)} == {0}
+
+
+def test_what_is_hopeless_is_tasted_only() -> None:
+    """With many rows a wide step takes as long as many narrow ones."""
+    throttle, chosen = Throttle(16), Counter()
+    for _ in range(40):
+        width = throttle.choose(32)
+        seconds = 1 + 0.2 * 32 * (1 + width)
+        throttle.note(32, width, tokens=32 * (1 + min(width, 1) / 2), seconds=seconds)
+        chosen[width] += 1
+    assert chosen[16] == chosen[8] == chosen[4] == TASTE
+    assert chosen[0] > 20

@@ -2,9 +2,9 @@
 
 Wider passes cost more the more rows share them, drafting costs too, and what is accepted depends on
 the texts. All three show in one number, the tokens per second of a step, so that is measured: for
-each number of rows, a few widths are tried, the best is used, and now and then another is tried
-again. Zero is one of the widths. A width is chosen before anything is drafted, and keyed noise
-makes answers independent of it.
+each number of rows, a few widths are tasted, those that are not hopeless are tried, the best is
+used, and now and then a neighbour of it is tried again. Zero is one of the widths. A width is
+chosen before anything is drafted, and keyed noise makes answers independent of it.
 
 Paper: Liu et al. 2024, SmartSpec, arXiv:2406.14066 (goodput decides the length under load).
 Differs: goodput is measured for each width, not predicted from a cost model and acceptance.
@@ -14,8 +14,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TASTE = (
+    2  # steps before a width may be hopeless: with many rows, a wide step costs many narrow ones
+)
+HOPELESS = 0.7  # of the best width's tokens per second
 TRIALS = 8  # steps before a width is judged
-PERIOD = 32  # of so many steps one tries another width than the best
+PERIOD = 32  # of so many steps one tries a neighbour of the best width
 FORGET = 0.98  # weight of what was seen, one step later
 
 
@@ -42,12 +46,14 @@ class Throttle:
 
     Example:
         >>> throttle = Throttle(8)
-        >>> for width, seconds in ((8, 4.0), (4, 2.0), (2, 1.0), (1, 1.0), (0, 1.0)):
-        ...     for _ in range(TRIALS):
-        ...         assert throttle.choose(16) == width
-        ...         throttle.note(16, width, tokens=16 + width, seconds=seconds)
-        >>> throttle.choose(16)
-        2
+        >>> seconds = {8: 4.0, 4: 2.0, 2: 1.0, 1: 1.0, 0: 1.0}
+        >>> chosen = []
+        >>> for _ in range(29):
+        ...     width = throttle.choose(16)
+        ...     throttle.note(16, width, tokens=16 + width, seconds=seconds[width])
+        ...     chosen.append(width)
+        >>> {width: chosen.count(width) for width in seconds}
+        {8: 2, 4: 2, 2: 9, 1: 8, 0: 8}
     """
 
     def __init__(self, widest: int, pass_tokens: int | None = None) -> None:
@@ -62,12 +68,17 @@ class Throttle:
         self._num_steps += 1
         widths = [width for width in self._widths if width <= self._most(num_rows)]
         seen = self._of(num_rows)
-        for width in reversed(widths):
-            if seen[width].num_steps < TRIALS:
+        for width in (widths[-1], *widths[:-1]):
+            if seen[width].num_steps < TASTE:
                 return width
         best = max(widths, key=lambda width: seen[width].rate)
+        for width in widths:
+            hopes = seen[width].rate >= HOPELESS * seen[best].rate
+            if hopes and seen[width].num_steps < TRIALS:
+                return width
         if self._num_steps % PERIOD == 0:
-            return widths[self._num_steps // PERIOD % len(widths)]
+            at = widths.index(best) + (1 if self._num_steps // PERIOD % 2 else -1)
+            return widths[min(max(at, 0), len(widths) - 1)]
         return best
 
     def note(self, num_rows: int, width: int, *, tokens: int, seconds: float) -> None:
