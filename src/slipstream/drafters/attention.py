@@ -38,7 +38,8 @@ class Sight:
             torch.ones(width, width, dtype=torch.bool).tril() if own is None else own
             for width, own in zip(self.widths, self.visible, strict=True)
         ]
-        if len(sees) == 1 and bool(sees[0].all()):
+        ends = {start + own.shape[1] for start, own in zip(self.starts, sees, strict=True)}
+        if ends == {used} and all(bool(own.all()) for own in sees):
             return None
         mask = torch.full((len(sees), num_nodes, used), torch.finfo(dtype).min, dtype=dtype)
         for row, (start, own) in enumerate(zip(self.starts, sees, strict=True)):

@@ -15,7 +15,7 @@ from slipstream.drafters.products import product, replace_linears
 from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.models.blocks import rotation, turn
 from slipstream.models.vocabulary import DraftVocabulary
-from slipstream.target.protocol import Target
+from slipstream.target.protocol import Target, TargetSpec
 from slipstream.target.stack import Stack
 from slipstream.target.tiles import TileProduct
 
@@ -35,7 +35,6 @@ class BlockNetwork:
         self._model.frequencies = model.frequencies.to(self.device)  # stay float32
         self._embedding = target.embedding()
         head = head_of(target, vocabulary).to(self.device, self.dtype)
-        self._head = product(head, None, target.spec, is_head=True)
         mask_token = model.config.mask_token
         ids = vocabulary.target_ids
         self._never = (ids == mask_token).nonzero()[:, 0].to(self.device)  # draft ids, at most one
@@ -48,7 +47,12 @@ class BlockNetwork:
         stacked = torch.cat(weights)  # [layers * 2 * Hkv*C, D]
         self._keep = product(stacked, None, target.spec)
         self._key_norms = torch.stack([a.k_norm.weight for a in attentions])  # [layers, C]
-        replace_linears(self._model, target.spec)
+        self._lay_out(head, target.spec)
+
+    def _lay_out(self, head: Tensor, spec: TargetSpec) -> None:
+        """Put the layers and the head [U, D] into the form that runs."""
+        self._head = product(head, None, spec, is_head=True)
+        replace_linears(self._model, spec)
 
     def new_cache(self, num_rows: int, max_length: int) -> SlotCache:
         """An empty cache for the keys and values of all layers."""
@@ -93,18 +97,18 @@ class BlockNetwork:
 class CompiledBlocks(BlockNetwork):
     """The same, its layers and its head run by the compiled code of the target."""
 
-    def __init__(self, checkpoint: DFlashCheckpoint, target: Target) -> None:
-        super().__init__(checkpoint, target)
-        model, vocabulary = checkpoint.model, checkpoint.vocabulary
+    def _lay_out(self, head: Tensor, spec: TargetSpec) -> None:
+        model = self._model
         self._stack = Stack(
             [stack_layer(layer, layer.input_layernorm) for layer in model.layers],
             sizes_of(model.config),
             angles_of(model.frequencies),
-            head=TileProduct(head_of(target, vocabulary)),
-            vocab_size=len(vocabulary),
+            head=TileProduct(head),
+            vocab_size=len(head),
             final_norm=model.norm.weight,
         )
-        del self._model.layers, self._head  # laid out in tiles above
+        del model.layers  # laid out in tiles above
+        replace_linears(model, spec)
 
     def __call__(
         self, anchors: Tensor, positions: Tensor, width: int, attend: CachedAttention

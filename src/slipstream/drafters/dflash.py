@@ -267,15 +267,8 @@ class DFlashDrafter:
 
     def _enlarge(self, num_rows: int, max_length: int) -> None:
         """A larger cache with the same contents."""
-        old = self._cache
-        new = self.network.new_cache(num_rows, max(max_length, old.max_length))
-        new.keys[:, : old.num_rows, :, : old.max_length] = old.keys
-        new.values[:, : old.num_rows, :, : old.max_length] = old.values
-        for slot, length in enumerate(old.lengths):
-            new.begin([slot], [length])
-            new.commit(slot, range(length))
-        self._free.extend(range(old.num_rows, num_rows))
-        self._cache = new
+        self._free.extend(range(self._cache.num_rows, num_rows))
+        self._cache = self._cache.enlarged(num_rows, max_length)
 
 
 def _chain(root: int, levels: Candidates, budget: int) -> DraftTree:

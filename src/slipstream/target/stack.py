@@ -222,7 +222,7 @@ class Stack:
         found = library()
         if found.code is None:
             raise UnsupportedTargetError(f"no compiled pass: {found.detail}")
-        self._code, self._sizes, self._angles = found.code, sizes, angles
+        self._code, self._angles = found.code, angles
         self.vocab_size = vocab_size
         self._held: list[Tensor] = []  # what the structures point to
         self._layers = (_Layer * len(layers))(*map(self._layer, layers))
