@@ -11,7 +11,7 @@ import torch
 from fakes import tiny_model
 from slipstream.target import compiled, library
 from slipstream.target.hf import HFTarget
-from slipstream.target.library import NEEDED
+from slipstream.target.library import BETTER, NEEDED
 from slipstream.target.stack import rank
 from slipstream.types import DraftTree
 
@@ -21,7 +21,7 @@ find = library.library.__wrapped__  # not remembered
 def test_old_processors_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_processor_flags", lambda: {"avx2"})
     found = find()
-    assert found.code is None and "AVX-512 with bfloat16" in found.detail
+    assert found.code is None and "no AVX-512" in found.detail
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,16 +42,18 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.parametrize("weights", ["", "int8", "int4"])
-def test_without_tile_instructions_the_answers_are_the_same(
-    weights: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("without", [{"AMX"}, set(BETTER)], ids=["no AMX", "no bfloat16"])
+def test_with_fewer_instructions_the_answers_are_the_same(
+    weights: str, without: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AVX-512's dot product in AMX's place: equal up to rounding, whatever the pass."""
+    """Equal up to rounding, whatever the pass, on every kind of processor."""
     if library.library().code is None:
         pytest.skip(library.library().detail)
     model = tiny_model("qwen3", hidden_size=96).bfloat16()
     usual = HFTarget(copy.deepcopy(model), decoder="compiled", weights=weights)
-    monkeypatch.setattr(compiled, "library", lambda: library.library(amx=False))
-    assert "AVX-512" in compiled.library().detail
+    fewer = library.library(without=frozenset(without))
+    monkeypatch.setattr(compiled, "library", lambda: fewer)
+    assert "AVX-512" in fewer.detail
     target = HFTarget(model, decoder="compiled", weights=weights)
     rng = random.Random(1)
     parents = [-1] + [rng.randrange(max(0, i - 4), i) for i in range(1, 40)]

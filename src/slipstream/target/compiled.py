@@ -2,7 +2,7 @@
 
 The sources in `native/` are compiled once per machine (see `library`). Every node's numbers come
 out the same whatever else is in the pass, so drafting changes no token, not even where two are
-nearly tied. Where there is no compiler, or no AVX-512 with bfloat16, `fused` runs.
+nearly tied. Where there is no compiler, or no AVX-512, `fused` runs.
 """
 
 from __future__ import annotations

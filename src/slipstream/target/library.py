@@ -17,8 +17,12 @@ from slipstream.target.embedded import cache_root
 
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
-WITHOUT_AMX = ("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile")
-NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}
+NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+# What is used beyond that, best first: the flag, and the options that compile without it.
+BETTER = {
+    "AMX": ("amx_bf16", ("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile")),
+    "AVX-512 bfloat16": ("avx512_bf16", ("-mno-avx512bf16",)),
+}
 TIMEOUT_SECONDS = 120
 
 
@@ -36,27 +40,29 @@ class Library:
 
 
 @remember
-def library(*, amx: bool = True) -> Library:
+def library(*, without: frozenset[str] = frozenset()) -> Library:
     """Compile if needed and load.
 
     Args:
-        amx: use the processor's tile instructions where it has them.
+        without: names in `BETTER` that are not used even where the processor has them.
     """
     flags = _processor_flags()
     if platform.machine() != "x86_64" or not flags >= NEEDED:
-        return Library(None, "the processor has no AVX-512 with bfloat16")
+        return Library(None, "the processor has no AVX-512")
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))), None)
     if compiler is None:
         return Library(None, "no C++ compiler was found (c++, g++ or $CXX)")
-    amx = amx and "amx_bf16" in flags
-    options = (*FLAGS, *(() if amx else WITHOUT_AMX))
+    used = [name for name, (flag, _) in BETTER.items() if flag in flags and name not in without]
+    options = FLAGS
+    for name, (_, refusals) in BETTER.items():
+        options += () if name in used else refusals
     try:
         code = ctypes.CDLL(str(_built(compiler, options, flags)))
     except (OSError, subprocess.SubprocessError) as error:
         return Library(None, f"the compiler failed: {' '.join(str(error).split())[:200]}")
     if not code.slipstream_ready():
-        if amx:
-            return library(amx=False)
+        if "AMX" in used:
+            return library(without=without | {"AMX"})
         return Library(None, "the system does not let this process use the instructions")
     code.slipstream_open.restype = ctypes.c_void_p
     code.slipstream_open.argtypes = [ctypes.c_void_p, ctypes.c_int]
@@ -70,7 +76,7 @@ def library(*, amx: bool = True) -> Library:
     code.slipstream_run.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     code.slipstream_seconds.argtypes = [ctypes.c_void_p]
     code.slipstream_seconds.restype = ctypes.POINTER(ctypes.c_double)
-    return Library(code, f"{Path(compiler).name}, {'AMX' if amx else 'AVX-512'} bfloat16")
+    return Library(code, f"{Path(compiler).name}, {(*used, 'AVX-512')[0]}")
 
 
 def is_loaded() -> bool:

@@ -81,16 +81,19 @@ class TileRoom {  // for activations that a weight is multiplied by
  public:
   Activations of(int rows, const Weight& w) {
     const size_t numbers = (size_t)rows * w.blocks;
-    return {x_.of(numbers * kBlock), w.blocks, w.planes ? sums_.of(numbers) : nullptr};
+    return {x_.of(numbers * kBlock), w.blocks, w.planes ? sums_.of(numbers) : nullptr,
+            kHasTiles ? nullptr : wide_.of(numbers * kBlock)};
   }
 
  private:
   Room<Bf16> x_;
-  Room<float> sums_;
+  Room<float> sums_, wide_;
 };
 
-static void sum_where_packed(const Activations& from, int rows) {
+// What products need beside the activations themselves, once those are complete.
+static void complete(const Activations& from, int rows) {
   if (from.block_sums) sum_blocks(from, rows);
+  if (from.wide) widen(from, rows);
 }
 
 class Decoder {
@@ -202,7 +205,7 @@ class Decoder {
         std::memcpy(h_.x + in_tiles(r, m_.hidden + c, h_.blocks), p_->states + from,
                     16 * sizeof(Bf16));
       }
-    sum_where_packed(h_, n_);
+    complete(h_, n_);
     std::memset(x_, 0, numbers * sizeof(Bf16));
     add(m_.join, h_);
     lap(kProjections);
@@ -219,7 +222,7 @@ class Decoder {
         for (int c = 0; c < m_.hidden; c += 16) std::memcpy(place(c), x + c, 16 * sizeof(Bf16));
       }
     }
-    sum_where_packed(h_, n_);
+    complete(h_, n_);
   }
 
   // The norms of tokens and states in tiles, side by side.
@@ -233,7 +236,7 @@ class Decoder {
       for (int c = 0; m_.keeps_normed && c < m_.hidden; c += 16)
         std::memcpy(x + c, h_.x + in_tiles(r, m_.hidden + c, h_.blocks), 16 * sizeof(Bf16));
     }
-    sum_where_packed(h_, n_);
+    complete(h_, n_);
   }
 
   // RMS norm, rounded as Hugging Face does; `place(c)` is where 16 numbers from column c on go.
@@ -352,7 +355,7 @@ class Decoder {
                   private_[thread].scores.of(keys));
     };
     pool_.run(items * m_.kv_heads, body);
-    sum_where_packed(a_, n_);
+    complete(a_, n_);
   }
 
   // stream += x times weight
@@ -394,7 +397,7 @@ class Decoder {
       });
     };
     pool_.run(w.strips / 2, body);
-    sum_where_packed(i_, n_);
+    complete(i_, n_);
   }
 
   void read_out() {
@@ -404,7 +407,7 @@ class Decoder {
       for (int c = 0; c < m_.hidden; c += 16)
         std::memcpy(x.x + in_tiles(r, c, x.blocks),
                     p_->last_hidden + (size_t)p_->logit_nodes[r] * m_.hidden + c, 16 * sizeof(Bf16));
-    sum_where_packed(x, count);
+    complete(x, count);
     constexpr int kTogether = 4;  // pairs a part
     const int pairs = m_.head.strips / 2;
     auto body = [&](int part, int thread) {
