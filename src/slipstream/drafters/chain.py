@@ -115,9 +115,8 @@ class ChainDrafter:
         return cls(rollout)
 
     def open(self, row: Row, features: Tensor | None) -> None:
-        """Read the prompt."""
+        """Begin a row; its prompt is read with the first proposal."""
         self._rollout.open(row.key)
-        self._rollout.commit(row.key, Entries(row.tokens[:-1]))
 
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
         """One tree per row; every row reads what it has not read yet, the root last."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from slipstream.drafters.attention import CachedAttention, Sight
 from slipstream.drafters.block_network import BlockNetwork, block_network
 from slipstream.drafters.candidates import Candidates, pick
+from slipstream.drafters.pending import Pending
 from slipstream.drafters.protocol import Row
 from slipstream.errors import CheckpointError, SettingError
 from slipstream.formats import dflash
@@ -79,7 +80,7 @@ class DFlashDrafter:
         self._target_ids = checkpoint.vocabulary.target_ids.to(spec.device)
         self._vocab_size, self._cost = spec.vocab_size, growth.cost
         self._slots: dict[int, int] = {}
-        self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
+        self._pending = Pending()
         self._cache = self.network.new_cache(1, ROOM)
         self._free = [0]
 
@@ -138,26 +139,23 @@ class DFlashDrafter:
         return cls(checkpoint, target, growth, width=width)
 
     def open(self, row: Row, features: Tensor | None) -> None:
-        """Take the prompt's features into the cache."""
+        """Remember the prompt's features; they enter the cache with the first proposal."""
         assert features is not None, "the engine gives features for our taps"
         if not self._free:
             self._enlarge(self._cache.num_rows * 2, self._cache.max_length)
         slot = self._slots[row.key] = self._free.pop()
         self._cache.reset(slot)
-        for part in features.split(CHUNK):
-            self._take([slot], [part])
-        self._pending[row.key] = features[:0]
+        self._pending.add(row.key, features)
 
     def observe(self, row: Row, verdict: Verdict, features: Tensor | None) -> None:
         """Remember the verified features; they enter the cache with the next proposal."""
         assert features is not None, "the engine gives features for our taps"
-        pending = self._pending[row.key]
-        self._pending[row.key] = torch.cat([pending, features]) if len(pending) else features
+        self._pending.add(row.key, features)
 
     def close(self, row: Row) -> None:
         """Free the row."""
         slot = self._slots.pop(row.key, None)
-        self._pending.pop(row.key, None)
+        self._pending.close(row.key)
         if slot is not None:
             self._free.append(slot)
 
@@ -167,17 +165,23 @@ class DFlashDrafter:
         drafting = [row for row in rows if row.max_depth >= 1 and row.max_nodes >= 1]
         trees = {row.key: DraftTree.chain([row.tokens[-1]]) for row in rows}
         if drafting:
-            behind = [row for row in drafting if len(self._pending[row.key])]
-            if behind:
-                self._take(
-                    [self._slots[row.key] for row in behind],
-                    [self._pending[row.key] for row in behind],
-                )
-                for row in behind:
-                    self._pending[row.key] = self._pending[row.key][:0]
+            self._read([row for row in drafting if self._pending.count(row.key)])
             for row, logits in zip(drafting, self._denoise(drafting), strict=True):
                 trees[row.key] = self._tree(row, logits)
         return [trees[row.key] for row in rows]
+
+    def _read(self, rows: list[Row]) -> None:
+        """Commit what rows have not read; recent features together, a prompt's in parts."""
+        late_slots, late = [], []
+        for row in rows:
+            slot, features = self._slots[row.key], self._pending.take(row.key)
+            *early, last = features.split(CHUNK)
+            for part in early:
+                self._take([slot], [part])
+            late_slots.append(slot)
+            late.append(last)
+        if late:
+            self._take(late_slots, late)
 
     def _take(self, slots: list[int], features: list[Tensor]) -> None:
         """Keys and values of newly verified positions, committed at once."""

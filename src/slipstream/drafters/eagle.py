@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.compiled import CompiledNetwork, can_compile
+from slipstream.drafters.pending import Pending
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.formats import eagle, eagle3
@@ -59,7 +60,7 @@ class EagleDrafter:
         self.taps = taps
         self._network = network
         self._rollout = rollout
-        self._pending: dict[int, Tensor] = {}  # row key to [P, K*D], verified since the last turn
+        self._pending = Pending()
 
     @classmethod
     def from_checkpoint(cls, folder: Path | str, target: Target, growth: Growth) -> Self:
@@ -111,22 +112,20 @@ class EagleDrafter:
         return cls(network, rollout, cls._taps(checkpoint, target))
 
     def open(self, row: Row, features: Tensor | None) -> None:
-        """Take the prompt's pairs into the cache."""
+        """Remember the prompt's features; they enter the cache with the first proposal."""
         assert features is not None, "the engine gives features for our taps"
         self._rollout.open(row.key)
-        self._rollout.commit(row.key, Entries(row.tokens[1:], self._network.fuse(features)))
-        self._pending[row.key] = features[:0]
+        self._pending.add(row.key, features)
 
     def observe(self, row: Row, verdict: Verdict, features: Tensor | None) -> None:
         """Remember the verified features; they enter the cache with the next proposal."""
         assert features is not None, "the engine gives features for our taps"
-        pending = self._pending[row.key]
-        self._pending[row.key] = torch.cat([pending, features]) if len(pending) else features
+        self._pending.add(row.key, features)
 
     def close(self, row: Row) -> None:
         """Free the row."""
         self._rollout.close(row.key)
-        self._pending.pop(row.key, None)
+        self._pending.close(row.key)
 
     @torch.no_grad()
     def propose(self, rows: Sequence[Row]) -> list[DraftTree]:
@@ -134,16 +133,15 @@ class EagleDrafter:
         drafting = [row for row in rows if row.max_depth >= 1 and row.max_nodes >= 1]
         trees = {row.key: DraftTree.chain([row.tokens[-1]]) for row in rows}
         if drafting:
-            pending = [self._pending[row.key] for row in drafting]
-            counts = [len(features) for features in pending]
-            fused = self._network.fuse(torch.cat(pending)).split(counts)
+            unread = [self._pending.take(row.key) for row in drafting]
+            counts = [len(features) for features in unread]
+            fused = self._network.fuse(torch.cat(unread)).split(counts)
             entries = [
                 Entries(row.tokens[len(row.tokens) - count :], inputs)
                 for row, count, inputs in zip(drafting, counts, fused, strict=True)
             ]
             for row, tree in zip(drafting, self._rollout.draft(drafting, entries), strict=True):
                 trees[row.key] = tree
-                self._pending[row.key] = self._pending[row.key][:0]
         return [trees[row.key] for row in rows]
 
     @staticmethod

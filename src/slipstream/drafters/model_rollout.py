@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slipstream.drafters.candidates import pick
 from slipstream.drafters.protocol import Row
-from slipstream.drafters.rollout import BLOCK, CHUNK, Entries
+from slipstream.drafters.rollout import BLOCK, CHUNK, TOGETHER, Entries
 from slipstream.target.protocol import Target
 from slipstream.trees.kinds import MakeBuilder
 from slipstream.trees.protocol import Frontier, TreeBuilder
@@ -76,8 +76,11 @@ class ModelRollout:
             rows: opened rows with room to draft.
             entries: the tokens of each row that were not read yet, the root last.
         """
-        slots = [self._slots[row.key] for row in rows]
-        unread = [DraftTree.chain(its.tokens) for its in entries]
+        slots, unread = [self._slots[row.key] for row in rows], []
+        for row, its in zip(rows, entries, strict=True):
+            old = max(0, len(its.tokens) - TOGETHER)
+            self.commit(row.key, Entries(its.tokens[:old]))
+            unread.append(DraftTree.chain(its.tokens[old:]))
         level = self._pass(unread, slots, last_only=True)  # [B, 1, V]
         for slot, tree in zip(slots, unread, strict=True):
             self._cache.commit(slot, range(len(tree) - 1))  # the root is read with each level

@@ -33,6 +33,7 @@ from slipstream.trees.protocol import Frontier, TreeBuilder
 from slipstream.types import DraftTree
 
 CHUNK = 256  # entries of a prompt taken at once
+TOGETHER = 32  # new entries of a row that are taken along with those of other rows
 BLOCK = 256  # slots the cache grows by
 
 
@@ -148,10 +149,11 @@ class Rollout:
 
         Args:
             rows: opened rows with room to draft; each has at least one entry, old or new.
-            entries: what is new of each row since its last turn, possibly nothing.
+            entries: what is new of each row since it last drafted, possibly nothing.
         """
         stems = [self._stems[row.key] for row in rows]
-        new = [(stem, its) for stem, its in zip(stems, entries, strict=True) if its.tokens]
+        recent = [self._catch_up(row, its) for row, its in zip(rows, entries, strict=True)]
+        new = [(stem, its) for stem, its in zip(stems, recent, strict=True) if its.tokens]
         if new:
             self._take([stem for stem, _ in new], [its for _, its in new])
         growths = [
@@ -171,6 +173,19 @@ class Rollout:
         for growth in growths:
             self._cache.truncate(growth.slot, growth.base)
         return [growth.builder.finish() for growth in growths]
+
+    def _catch_up(self, row: Row, entries: Entries) -> Entries:
+        """Commit what a row that has not drafted for long lacks, up to what fits into one pass.
+
+        The new entries of all rows go through together, padded to the longest.
+        """
+        old = len(entries.tokens) - TOGETHER
+        if old <= 0:
+            return entries
+        inputs = entries.inputs
+        early, late = (None, None) if inputs is None else (inputs[:old], inputs[old:])
+        self.commit(row.key, Entries(entries.tokens[:old], early))
+        return Entries(entries.tokens[old:], late)
 
     def _grow(self, growth: _Growth, logits: Tensor, states: Tensor) -> bool:
         """Offer the frontier's children to the builder; True when it wants some expanded.
