@@ -260,7 +260,7 @@ _METHODS = (
         formats=("slipstream", "eagle", "specforge", "angelslim", "vllm", "speculators"),
         note="features from three taps, reduced vocabulary",
         tree="dynamic",
-        budget=12,
+        budget=8,
         depth=2,
         topk=6,
     ),
