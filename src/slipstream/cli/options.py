@@ -25,7 +25,7 @@ from slipstream.errors import SettingError
 if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
 
-DTYPES = ("auto", "bfloat16", "float16", "float32", "float64", "int8", "int4")
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64", "int8", "int4", "w8a8", "w4a8")
 
 ModelOption = Annotated[
     str,

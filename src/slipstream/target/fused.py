@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,13 @@ class FusedLayer:
     kind: str  # of `support.KINDS`
 
 
+class KeyStore(Protocol):
+    """Where a pass puts its keys and values."""
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        """Write [B, H, N, C] of a layer; what attention reads, [B, H, used, C]."""
+
+
 class FusedDecoder:
     """The decoder of a dense model without its modules.
 
@@ -107,8 +114,31 @@ class FusedDecoder:
             Features [B, N, K*D] or None, and the last hidden state [B, N, D].
         """
         device = self._embedding.device
-        x = F.embedding(tokens.to(device), self._embedding)
         angles = self._rotary.at(positions, device)
+        return self.through(tokens.to(device), angles, masks, cache, taps)
+
+    def angles(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines [P, C] of at least the first `length` positions."""
+        return self._rotary.upto(length)
+
+    def through(
+        self,
+        tokens: Tensor,
+        angles: tuple[Tensor, Tensor],
+        masks: Mapping[str, Tensor | None],
+        cache: KeyStore | None,
+        taps: tuple[int, ...],
+    ) -> tuple[Tensor | None, Tensor]:
+        """`run` with everything on the device: nothing in it waits for the CPU.
+
+        Args:
+            tokens: [B, N] int64.
+            angles: cosines and signed sines [B, N, 1, C] of the nodes' positions.
+            masks: as for `run`.
+            cache: as for `run`.
+            taps: as for `run`.
+        """
+        x = F.embedding(tokens, self._embedding)
         tapped = {}
         for index, layer in enumerate(self.layers):
             if index in taps:
@@ -149,7 +179,7 @@ class FusedDecoder:
         x: Tensor,
         angles: tuple[Tensor, Tensor],
         mask: Tensor | None,
-        cache: SlotCache | None,
+        cache: KeyStore | None,
     ) -> Tensor:
         """[B, N, D] the stream after one layer's attention."""
         heads, kv_heads = self._num_heads, self._num_kv_heads

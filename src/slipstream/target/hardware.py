@@ -18,6 +18,9 @@ DTYPES = {
     "float64": torch.float64,
 }
 
+# How weights may be stored; they are multiplied as bfloat16, or (a8) by activations in 8 bits.
+WEIGHTS = ("int8", "int4", "w8a8", "w4a8")
+
 MAX_THREADS = 1024  # torch crashes where the system has no room for its threads
 
 
@@ -48,12 +51,12 @@ def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
     """
     if isinstance(dtype, torch.dtype):
         return dtype
-    if dtype in ("int8", "int4"):  # how weights are stored; they are multiplied as bfloat16
+    if dtype in WEIGHTS:  # how weights are stored; they are multiplied as bfloat16
         return torch.bfloat16
     if dtype == "auto":
         return torch.bfloat16 if has_bfloat16(device) else torch.float32
     if dtype not in DTYPES:
-        raise UnknownNameError("dtype", dtype, ["auto", *DTYPES, "int8", "int4"])
+        raise UnknownNameError("dtype", dtype, ["auto", *DTYPES, *WEIGHTS])
     return DTYPES[dtype]
 
 

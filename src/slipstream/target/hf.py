@@ -25,7 +25,7 @@ from slipstream.target.gguf_blocks import read_blocks
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
 from slipstream.target.model import DECODERS, HFTarget
 from slipstream.target.source import check_complete, gguf_of, pinned, resolve, unreadable
-from slipstream.target.storage import BITS
+from slipstream.target.storage import BITS, ROUNDS_INPUTS
 from slipstream.target.support import check_quantised, check_supported, text_config
 from slipstream.target.tokens import TargetTokenizer
 
@@ -50,7 +50,8 @@ def load_target(
     Args:
         name: an embedded name, a folder, a `.gguf` file, or a Hugging Face id.
         dtype: `auto` is bfloat16 where the hardware has it, else float32; `int8` and `int4` are
-            weights of so many bits, multiplied as bfloat16.
+            weights of so many bits, multiplied as bfloat16; `w8a8` and `w4a8` the same weights,
+            multiplied by activations that are rounded to 8 bits, as llama.cpp does.
         device: `auto` is the first CUDA device, or the CPU.
         threads: CPU threads; None takes OMP_NUM_THREADS or the physical cores.
         packed: see `HFTarget`.
@@ -80,9 +81,12 @@ def load_target(
     if decoder != "auto":
         return HFTarget(model, tokenizer, **options, decoder=decoder)
     reason = why_not(model)
+    slow = why_not_compiled(model) if reason is None else None
+    if dtype in ROUNDS_INPUTS:
+        reason = reason or slow
     if reason is not None and dtype in BITS:
         raise UnsupportedTargetError(f"{name} cannot run with {dtype} weights: {reason}")
-    fastest = "stock" if reason else "fused" if why_not_compiled(model) else "compiled"
+    fastest = "stock" if reason else "fused" if slow else "compiled"
     try:
         return HFTarget(model, tokenizer, **options, decoder=fastest)
     except UnsupportedTargetError as error:

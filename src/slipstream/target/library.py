@@ -22,6 +22,7 @@ NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 BETTER = {
     "AMX": ("amx_bf16", ("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile")),
     "AVX-512 bfloat16": ("avx512_bf16", ("-mno-avx512bf16",)),
+    "AVX-512 VNNI": ("avx512_vnni", ("-mno-avx512vnni",)),
 }
 TIMEOUT_SECONDS = 120
 

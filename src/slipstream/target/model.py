@@ -19,18 +19,19 @@ from slipstream.target.attention import ATTENTION, fold_mask
 from slipstream.target.compiled import CompiledDecoder, why_not_compiled
 from slipstream.target.facts import cache_shape, logit_rule, spec_of
 from slipstream.target.fused import FusedDecoder, why_not
+from slipstream.target.graphs import GraphedPasses, why_not_graphed
 from slipstream.target.hardware import return_memory
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.probe import check_same, probe, sample
 from slipstream.target.products import PackedProduct, PlainProduct
-from slipstream.target.storage import Storage
+from slipstream.target.storage import ROUNDS_INPUTS, Storage
 from slipstream.target.support import check_supported, check_whole, layer_kinds, text_config
 from slipstream.target.tiles import Quantised, TileProduct
 from slipstream.target.tokens import TargetTokenizer
 from slipstream.trees.mask import Layout
 from slipstream.types import DraftTree, TargetOutput
 
-DECODERS = ("stock", "fused", "compiled")
+DECODERS = ("stock", "fused", "compiled", "graphed")
 _PROVEN = ("llama", "mistral", "qwen2", "qwen3")  # held by the tests; others are probed
 
 
@@ -44,8 +45,10 @@ class HFTarget:
         name: how the user named it.
         packed: lay weights out for narrow passes; None does so where the CPU can.
         decoder: `stock` is transformers' own, `fused` its fast twin, `compiled` the twin in
-            compiled code; a twin takes over once it agrees with the stock one on a small tree.
-        weights: how a twin stores weights: `int8`, `int4`, or "" as they are multiplied.
+            compiled code, `graphed` the fused one replayed from CUDA graphs; a twin takes over
+            once it agrees with the stock one on a small tree.
+        weights: how a twin stores weights: `int8`, `int4`, `w8a8`, `w4a8`, or "" as they are
+            multiplied.
         blocks: quantised blocks of the file the model was read from; see `gguf_blocks`.
 
     Raises:
@@ -83,6 +86,7 @@ class HFTarget:
         self._cache_name = _cache_argument(self._base)
         self._fused: FusedDecoder | None = None
         self._compiled: CompiledDecoder | None = None
+        self._graphs: GraphedPasses | None = None
         self._captured: dict[int, Tensor] = {}
         self._hooks: list[Any] = []
         self._hooked: tuple[int, ...] = ()
@@ -191,6 +195,12 @@ class HFTarget:
             output = self._compiled.score(trees, cache, slots, taps=taps, last_only=last_only)
             _check_finite(output.last_hidden, output.logits)
             return output
+        if self._graphs is not None and not last_only:
+            self._check_taps(taps)
+            replayed = self._graphs.score(trees, cache, slots, taps)
+            if replayed is not None:
+                _check_finite(replayed.last_hidden, replayed.logits)
+                return replayed
         used = cache.begin(slots, [len(tree) for tree in trees])
         layout = Layout.of(trees, [cache.lengths[slot] for slot in slots])
         features, last_hidden = self._run(
@@ -200,9 +210,13 @@ class HFTarget:
         if last_only:
             last = torch.tensor([len(tree) - 1 for tree in trees], device=hidden.device)
             hidden = hidden[torch.arange(len(trees), device=hidden.device), last][:, None]
-        logits = self._rule(self._project(hidden)[..., : self.spec.vocab_size])
+        logits = self._read_out(hidden)
         _check_finite(last_hidden, logits)
         return TargetOutput(logits, features, last_hidden)
+
+    def _read_out(self, hidden: Tensor) -> Tensor:
+        """[..., V] logits of last hidden states."""
+        return self._rule(self._project(hidden)[..., : self.spec.vocab_size])
 
     @torch.no_grad()
     def extract(
@@ -296,6 +310,10 @@ class HFTarget:
         reason = why_not(self.model)
         if reason is None and decoder == "compiled":
             reason = why_not_compiled(self.model)
+        if reason is None and decoder != "compiled" and weights in ROUNDS_INPUTS:
+            reason = "it does not round activations, the compiled one does"
+        if reason is None and decoder == "graphed":
+            reason = why_not_graphed(self.spec.device)
         if reason is not None:
             raise UnsupportedTargetError(f"{self.spec.name} has no {decoder} decoder: {reason}")
         kind: Any = PackedProduct if is_packed else PlainProduct
@@ -309,15 +327,24 @@ class HFTarget:
             self._fused = self._compiled
         else:
             self._fused = FusedDecoder(self.model, storage)
-        check_same(self, expected)
+        if decoder == "graphed":
+            self._graphs = GraphedPasses(
+                self._fused, self._read_out, windows={k: self._window_of(k) for k in self._kinds},
+                groups=self._shape.groups, dtype=self.spec.dtype, device=self.spec.device,
+            )  # fmt: skip
+        check_same(self, expected, rounds_inputs=weights in ROUNDS_INPUTS)
         return_memory()  # the stock weights', laid out anew
         self.spec = replace(self.spec, decoder=decoder, weights=storage.describe())
+
+    def _window_of(self, kind: str) -> int | None:
+        """Positions a node looks back in such a layer; None for all."""
+        return self._window if kind == "sliding_attention" else None
 
     def _masks(self, layout: Layout, used: int) -> dict[str, Tensor | None]:
         """The attention mask of each kind of layer."""
         masks: dict[str, Tensor | None] = {}
         for kind in self._kinds:
-            window = self._window if kind == "sliding_attention" else None
+            window = self._window_of(kind)
             if layout.is_plain(window):
                 masks[kind] = None
             else:

@@ -27,7 +27,7 @@ class _Weight(ctypes.Structure):
     _fields_ = (
         ("data", _Address),
         ("bias", _Address),
-        *((name, ctypes.c_int32) for name in ("planes", "blocks", "strips", "outputs")),
+        *((name, ctypes.c_int32) for name in ("planes", "blocks", "strips", "outputs", "rounds")),
     )
 
 
@@ -383,6 +383,7 @@ class Stack:
             blocks=product.num_blocks,
             strips=product.num_strips,
             outputs=product.outputs,
+            rounds=product.rounds_inputs,
         )
 
     def _floats(self, values: Tensor | None) -> int | None:

@@ -1,7 +1,9 @@
 """How a target's weights are stored: as they are multiplied, or in 8 or 4 bits.
 
-Quantised weights are decoded to bfloat16 where they are multiplied. Decoding is lossless with
-respect to the weights that run; a file's own blocks say exactly what its bfloat16 weights say.
+Quantised weights are decoded to bfloat16 where they are multiplied (`int8`, `int4`), or multiplied
+as they are by activations that are rounded to 8 bits (`w8a8`, `w4a8`). Decoding is lossless with
+respect to the weights and numbers that run; with `int8` and `int4` a file's own blocks say exactly
+what its bfloat16 weights say.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from slipstream.target.gguf_blocks import matching
 from slipstream.target.products import MakeProduct, Product
 from slipstream.target.tiles import BLOCK, Quantised, TileProduct, quantise
 
-BITS = {"int8": 8, "int4": 4}
+BITS = {"int8": 8, "int4": 4, "w8a8": 8, "w4a8": 4}
+ROUNDS_INPUTS = ("w8a8", "w4a8")  # multiplied by activations in 8 bits, by the compiled decoder
 HEAD = "lm_head"  # in 8 bits at least: what is read off there is the answer itself
 
 
@@ -25,7 +28,7 @@ class Storage:
     """Makes products whose weights are stored in one format.
 
     Args:
-        weights: `int8`, `int4`, or "" for the number type they are multiplied in.
+        weights: `int8`, `int4`, `w8a8`, `w4a8`, or "" for the number type they are multiplied in.
         make_product: gives a product of floats, or for `TileProduct` of blocks.
         blocks: a file's own blocks by name.
         head_size: C.
@@ -72,7 +75,8 @@ class Storage:
             None if stored[0].least is None else torch.cat([one.least for one in stored]),
         )
         if self._make is TileProduct:
-            return TileProduct(both, bias, is_gated=is_gated)
+            rounds = self.weights in ROUNDS_INPUTS
+            return TileProduct(both, bias, is_gated=is_gated, rounds_inputs=rounds)
         like = next(iter(parts.values()))
         return self._make(both.floats().to(like.dtype), bias, is_gated=is_gated)
 

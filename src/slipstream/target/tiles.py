@@ -70,6 +70,7 @@ class TileProduct:
         bias: [out] or None.
         is_gated: the weight is a gate's above an equally large other one's; their strips are
             laid in turn.
+        rounds_inputs: inputs are rounded to 8 bits, a scale for every 32; of quantised weights.
 
     Attributes:
         data: uint8, [strips, blocks, planes, bytes of a tile] in one row.
@@ -81,8 +82,14 @@ class TileProduct:
     """
 
     def __init__(
-        self, weight: Tensor | Quantised, bias: Tensor | None = None, *, is_gated: bool = False
+        self,
+        weight: Tensor | Quantised,
+        bias: Tensor | None = None,
+        *,
+        is_gated: bool = False,
+        rounds_inputs: bool = False,
     ) -> None:
+        self.rounds_inputs = rounds_inputs
         numbers = weight.numbers if isinstance(weight, Quantised) else weight
         self.outputs, self.inputs = numbers.shape
         self._is_gated = is_gated

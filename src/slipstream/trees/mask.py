@@ -80,6 +80,20 @@ class Layout:
             visible[row, :width, :width] = ancestors(tree.parents)
         return cls(tokens, positions, visible, tuple(lengths))
 
+    def widened(self, width: int) -> Layout:
+        """The same rows padded to `width` nodes, at least as many as there are."""
+        batch, n = self.tokens.shape
+        if n == width:
+            return self
+        tokens = self.tokens[:, :1].repeat(1, width)
+        positions = torch.tensor(self.lengths)[:, None].repeat(1, width)
+        visible = torch.zeros(batch, width, width, dtype=torch.bool)
+        visible[:, :, 0] = True
+        tokens[:, :n], positions[:, :n], visible[:, :n, :n] = (
+            self.tokens, self.positions, self.visible,
+        )  # fmt: skip
+        return Layout(tokens, positions, visible, self.lengths)
+
     def is_plain(self, window: int | None = None) -> bool:
         """True when no mask is needed.
 

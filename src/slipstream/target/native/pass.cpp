@@ -81,17 +81,24 @@ class TileRoom {  // for activations that a weight is multiplied by
  public:
   Activations of(int rows, const Weight& w) {
     const size_t numbers = (size_t)rows * w.blocks;
-    return {x_.of(numbers * kBlock), w.blocks, w.planes ? sums_.of(numbers) : nullptr,
-            kHasTiles ? nullptr : wide_.of(numbers * kBlock)};
+    const bool widens = !kHasTiles && !w.rounds;
+    return {x_.of(numbers * kBlock),
+            w.blocks,
+            w.planes ? sums_.of(numbers) : nullptr,
+            widens ? wide_.of(numbers * kBlock) : nullptr,
+            w.rounds ? rounded_.of(numbers * kFours) : nullptr,
+            w.rounds ? scales_.of(numbers) : nullptr};
   }
 
  private:
   Room<Bf16> x_;
-  Room<float> sums_, wide_;
+  Room<int32_t> rounded_;
+  Room<float> sums_, wide_, scales_;
 };
 
 // What products need beside the activations themselves, once those are complete.
 static void complete(const Activations& from, int rows) {
+  if (from.rounded) return round_blocks(from, rows);
   if (from.block_sums) sum_blocks(from, rows);
   if (from.wide) widen(from, rows);
 }

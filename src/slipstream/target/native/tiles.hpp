@@ -28,6 +28,7 @@ struct Weight {
   int32_t blocks;       // even
   int32_t strips;       // even
   int32_t outputs;      // without padding
+  int32_t rounds;       // 1: multiplied by activations in 8 bits; planes are not 0
 };
 
 // Where a number of a row lies among activations in tiles.
@@ -253,6 +254,8 @@ struct Activations {
   int blocks;
   float* block_sums;  // [rows, blocks]
   float* wide;        // `x` in float32, where there are no AMX tiles
+  int32_t* rounded;   // [rows, blocks, 8] four numbers each, or null; with scales [rows, blocks]
+  float* scales;
 
   const Number* numbers() const {
 #ifdef __AMX_BF16__
@@ -319,6 +322,102 @@ static inline void multiply_packed(const Weight& w, const uint8_t* const (&data)
   }
 }
 
+constexpr int kFours = kBlock / 4;  // of 8-bit numbers, in a block
+
+// Activations in 8 bits: a scale for every block of every row, as llama.cpp has them. The sum of
+// a block is that of the rounded numbers. The numbers of an eight lie as `multiply_rounded` meets
+// the weights: 0, 4, 1, 5, then 2, 6, 3, 7.
+static inline void round_blocks(const Activations& from, int rows) {
+  const __m256i order = _mm256_broadcastsi128_si256(
+      _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
+  for (int r = 0; r < rows; ++r)
+    for (int k = 0; k < from.blocks; ++k) {
+      const Bf16* x = from.x + in_tiles(r, k * kBlock, from.blocks);
+      const __m512 a = load_bf16(x), b = load_bf16(x + 16);
+      const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+      const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
+      const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
+      const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
+      const __m256i bytes =
+          _mm256_set_m128i(_mm512_cvtsepi32_epi8(high), _mm512_cvtsepi32_epi8(low));
+      const int64_t at = (int64_t)r * from.blocks + k;
+      _mm256_store_si256(reinterpret_cast<__m256i*>(from.rounded + at * kFours),
+                         _mm256_shuffle_epi8(bytes, order));
+      from.scales[at] = most / 127.0f;
+      from.block_sums[at] =
+          from.scales[at] * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(low, high));
+    }
+}
+
+// sum + the four products of every lane's bytes, without sign by with; both give the same.
+static inline __m512i dot_bytes(__m512i sum, __m512i without, __m512i with) {
+#ifdef __AVX512VNNI__
+  return _mm512_dpbusd_epi32(sum, without, with);
+#else  // no pair of 4-bit numbers by 8-bit ones leaves 16 bits
+  const __m512i pairs = _mm512_maddubs_epi16(without, with);
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
+#endif
+}
+
+// Two strips of packed blocks by `kCount` rows of activations in 8 bits, from `first` on.
+template <int kCount>
+static void multiply_rounded(const Weight& w, const uint8_t* const (&data)[2],
+                             const Activations& from, int first, float* out) {
+  const __m512i nibble = _mm512_set1_epi8(15);
+  __m512 total[kCount][2];
+  for (auto& row : total) row[0] = row[1] = _mm512_setzero_ps();
+  const uint8_t* tile[2] = {data[0], data[1]};
+  const int64_t begin = (int64_t)first * from.blocks;
+  for (int k = 0; k < w.blocks; ++k) {
+    const int32_t* x = from.rounded + (begin + k) * kFours;
+    const float *scales = from.scales + begin + k, *sums = from.block_sums + begin + k;
+    for (int plane = 0; plane < w.planes; ++plane) {
+      __m512i sum[kCount][2];
+      for (auto& row : sum) row[0] = row[1] = _mm512_setzero_si512();
+      for (int v = 0; v < 4; ++v) {
+        __m512i low[2], high[2];
+        for (int s = 0; s < 2; ++s) {
+          const uint8_t* line = tile[s] + 64 * v;
+          const __m512i q = _mm512_load_si512(line);
+          low[s] = _mm512_and_si512(q, nibble);
+          high[s] = _mm512_and_si512(_mm512_srli_epi16(q, 4), nibble);
+        }
+        for (int r = 0; r < kCount; ++r) {
+          const int32_t* eight = x + (int64_t)r * from.blocks * kFours + 2 * v;
+          const __m512i one = _mm512_set1_epi32(eight[0]), other = _mm512_set1_epi32(eight[1]);
+          for (int s = 0; s < 2; ++s)
+            sum[r][s] = dot_bytes(dot_bytes(sum[r][s], low[s], one), high[s], other);
+        }
+      }
+      for (int s = 0; s < 2; ++s) {
+        const __m512 scale = half_to_float(tile[s] + kTile / 2);
+        const __m512 least = half_to_float(tile[s] + kTile / 2 + 32);
+        for (int r = 0; r < kCount; ++r) {
+          const __m512 both = _mm512_mul_ps(scale, _mm512_set1_ps(scales[r * from.blocks]));
+          const __m512 rest =
+              _mm512_fmadd_ps(least, _mm512_set1_ps(sums[r * from.blocks]), total[r][s]);
+          total[r][s] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r][s]), both, rest);
+        }
+        tile[s] += kPackedTile;
+      }
+    }
+  }
+  for (int r = 0; r < kCount; ++r)
+    for (int s = 0; s < 2; ++s) _mm512_storeu_ps(out + r * kRows + 16 * s, total[r][s]);
+}
+
+constexpr int kRoundedAtOnce = 6;
+
+template <int kCount = kRoundedAtOnce>
+static inline void multiply_rounded_rows(int count, const Weight& w,
+                                         const uint8_t* const (&data)[2], const Activations& from,
+                                         int first, float* out) {
+  if constexpr (kCount > 1)
+    if (count < kCount)
+      return multiply_rounded_rows<kCount - 1>(count, w, data, from, first, out);
+  multiply_rounded<kCount>(w, data, from, first, out);
+}
+
 // Two neighbouring strips of a weight by any number of rows.
 //
 // `each(first, rows)` is called for every group of up to 32 rows once `out` [32, 32] holds their
@@ -330,7 +429,7 @@ static void multiply(const Weight& w, int pair, const Activations& from, int tot
   const uint8_t* data[2];
   for (int s = 0; s < 2; ++s) data[s] = w.data + (2 * pair + s) * w.blocks * bytes;
   Bf16* strips[2] = {room, room + 2 * kTile};
-  const bool is_unpacked = w.planes && total > kRows;
+  const bool is_unpacked = w.planes && !w.rounds && total > kRows;
   if (is_unpacked) {
     const int count = w.blocks * w.planes;
     strips[1] = room + (int64_t)count * kTile;
@@ -340,7 +439,14 @@ static void multiply(const Weight& w, int pair, const Activations& from, int tot
   }
   for (int first = 0; first < total; first += kRows) {
     const int rows = total - first < kRows ? total - first : kRows;
-    if (w.planes) {
+    if (w.rounds) {
+      const int groups = (rows + kRoundedAtOnce - 1) / kRoundedAtOnce;
+      for (int g = 0, r = 0; g < groups; ++g) {
+        const int count = (rows - r + groups - g - 1) / (groups - g);  // of nearly equal size
+        multiply_rounded_rows(count, w, data, from, first + r, out + r * kRows);
+        r += count;
+      }
+    } else if (w.planes) {
       multiply_packed(w, data, from, first, rows, strips, is_unpacked, out);
     } else {
       const Number* x = from.numbers() + (int64_t)first / 16 * w.blocks * kTile;
