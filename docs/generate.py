@@ -20,7 +20,7 @@ import torch
 from slipstream import methods
 from slipstream.bench.results import KIND
 from slipstream.cli.main import VERBS, load_verb
-from slipstream.report.figures import of_bench, speedups
+from slipstream.report.figures import machine, of_bench, speedups
 from slipstream.trees.choices import EAGLE1, MEDUSA
 from slipstream.trees.dynamic import DynamicBuilder
 from slipstream.trees.mask import ancestors
@@ -33,7 +33,7 @@ PACKAGE = ROOT / "src" / "slipstream"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
 MAIN, FAMILY = "mt_bench_greedy", "family_greedy"
 # What papers report for a setup: tokens a pass and speed-up on MT-bench at temperature 0 (unless
-# stated), and where. Table 1 of EAGLE-3's paper (arXiv:2503.01840) has most of them, for Vicuna-13B.
+# stated), and where. Table 1 of EAGLE-3's paper (arXiv:2503.01840) has most of them: Vicuna-13B.
 REPORTED = {
     "ngram": "1.63, 1.58× ¹",
     "lookahead": "1.69, 1.65× ¹",
@@ -222,18 +222,18 @@ def family() -> str:
         reported = "" if ":chain" in setup else REPORTED.get(re.split(r"[+:]", setup)[0], "")
         lines.append(f"| `{setup}` | {' | '.join(cells)} | {shares} | {reported} |")
     where, file = value["environment"], path.relative_to(ROOT).as_posix()
-    counts = {row["num_prompts"] for row in value["rows"]}
+    counts = ", ".join(map(str, sorted({row["num_prompts"] for row in value["rows"]})))
     same = sum(row["identical"] + row["ties"] for row in value["rows"])
     total = sum(row["num_prompts"] for row in value["rows"])
     return "\n".join(lines) + (
         f"\n\n[`{file}`](../{file}): tokens per pass with 95% intervals over prompts, speed-up "
-        f"over plain decoding in the same run. {where['model']}, {where['dtype']}, {where['cpu']}, "
-        f"{where['num_threads']} threads, {', '.join(map(str, sorted(counts)))} prompts a task, "
+        f"over plain decoding in the same run. {where['model']}, {where['dtype']}, "
+        f"{machine(where)}, {where['num_threads']} threads, {counts} prompts a task, "
         f"{value['settings']['max_new_tokens']} new tokens, greedy; {same} of {total} answers are "
         "plain decoding's. Last column: tokens per pass and speed-up on MT-bench, greedy, as each "
         "paper gives them, from GPUs and drafters trained on far more; ¹ Vicuna 13B, Table 1 of "
-        "EAGLE-3's paper ([arXiv:2503.01840](https://arxiv.org/abs/2503.01840)); SpecInfer, Sequoia "
-        "and HASS over several tasks."
+        "EAGLE-3's paper ([arXiv:2503.01840](https://arxiv.org/abs/2503.01840)); SpecInfer, "
+        "Sequoia and HASS over several tasks."
     )
 
 
@@ -287,8 +287,8 @@ def method_measured(name: str) -> str:
                 f"| {row['task']} | {setup} | {row['temperature']:g} | {tau} | {speedup} |"
             )
         where, file = value["environment"], path.relative_to(ROOT).as_posix()
-        machine = f"{where['dtype']}, {where['cpu']}, {where['num_threads']} threads"
-        source = f"[`{file}`](../../{file}): {where['model']}, {machine}."
+        place = f"{where['dtype']}, {machine(where)}, {where['num_threads']} threads"
+        source = f"[`{file}`](../../{file}): {where['model']}, {place}."
         lines += ["", f"{source} 95% intervals over prompts."]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No committed result holds this method yet."
@@ -571,7 +571,7 @@ def _result(path: Path, value: dict) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in where["versions"].items())
     count = sum(row["num_prompts"] for row in value["rows"][:1])
     conditions = (
-        f"{where['model']}, {where['dtype']}, {where['accelerator'] or where['cpu']}, "
+        f"{where['model']}, {where['dtype']}, {machine(where)}, "
         f"{where['num_threads']} threads, {count} prompts a task, "
         f"{settings.get('max_new_tokens', '?')} new tokens, {versions}, "
         f"commit {str(where['revision'])[:10]}. 95% intervals over prompts."

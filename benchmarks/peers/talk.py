@@ -7,8 +7,10 @@ library only.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -49,20 +51,19 @@ class Side:
     ) -> None:
         self._patience = patience
         self._written = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the side)
-        quiet = {
-            "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "KMP_BLOCKTIME": "1",
-        }
+        # Threads wait as the engine's own defaults have it; importing slipstream has set ours.
+        place = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
         self._process = subprocess.Popen(
             [str(python), str(script), json.dumps(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._written,
             text=True,
-            env=os.environ | quiet,  # a side that waits must not spin
+            env=place | {"OMP_NUM_THREADS": str(threads)},
+            start_new_session=True,
         )
         self.versions: dict[str, str] = self._read()["versions"]
+        self._signal(signal.SIGSTOP)
 
     def ask(self, *asked: Any) -> dict[str, Any]:
         """The reply, with the `seconds` it took.
@@ -70,26 +71,34 @@ class Side:
         Raises:
             SideError: it stopped, or took longer than its patience.
         """
+        self._signal(signal.SIGCONT)
         try:
             print(json.dumps(asked), file=self._process.stdin, flush=True)
         except OSError as error:
             raise SideError(self._why()) from error
-        return self._read()
+        found = self._read()
+        self._signal(signal.SIGSTOP)  # a side that waits must not spin beside the others
+        return found
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()
+        self._signal(signal.SIGKILL)
         self._process.communicate()
         self._written.close()
 
     def _read(self) -> dict[str, Any]:
-        alarm = threading.Timer(self._patience, self._process.kill)
+        alarm = threading.Timer(self._patience, self._signal, (signal.SIGKILL,))
         alarm.start()
         line = self._process.stdout.readline()
         alarm.cancel()
         if not line:
             raise SideError(self._why())
         return json.loads(line)
+
+    def _signal(self, number: int) -> None:
+        """To the side and what it started; nothing where they have ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _why(self) -> str:
         """The end of what the process wrote, without where it ran."""

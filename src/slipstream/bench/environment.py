@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from slipstream.target.protocol import Target
+from slipstream.target.library import library
+from slipstream.target.protocol import Target, TargetSpec
 
 BUSY_SHARE = 0.10  # share of all CPU time that others take before a run is called busy
 WATCH_SECONDS = 0.5
@@ -32,11 +33,23 @@ def describe(target: Target) -> dict[str, object]:
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "versions": {name: _version(name) for name in ("slipstream", "torch", "transformers")},
-        "dtype": str(spec.dtype).removeprefix("torch."),
+        "dtype": spec.weights.partition(",")[0] or str(spec.dtype).removeprefix("torch."),
+        "weights": spec.weights or None,
+        "decoder": spec.decoder,
+        "instructions": _instructions(spec),
         "model": _without_folders(spec.name),
         "revision": git_revision(),
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
     }
+
+
+def _instructions(spec: TargetSpec) -> str | None:
+    """What the passes of a CPU are made of: two processors of one name may differ by it."""
+    if spec.device.type != "cpu":
+        return None
+    if spec.decoder == "compiled":
+        return library().detail.partition(", ")[2]
+    return torch.backends.cpu.get_cpu_capability()
 
 
 def _version(name: str) -> str | None:

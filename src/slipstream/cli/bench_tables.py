@@ -73,8 +73,10 @@ def _footer(screen: Any, report: BenchReport, output: Path | None) -> None:
     """Where it was measured, what the columns mean, and what a reader must know."""
     from rich.markup import escape
 
+    from slipstream.report.figures import machine
+
     place = report.environment
-    where = f"{place['model']} {place['dtype']}, {place['cpu']}, {place['num_threads']} threads"
+    where = f"{place['model']} {place['dtype']}, {machine(place)}, {place['num_threads']} threads"
     screen.print(f"{escape(where)}\n{LEGEND}", style="dim")
     for note in report.notes:
         screen.print(f"note: {escape(note)}", style="yellow")

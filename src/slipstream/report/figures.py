@@ -87,6 +87,13 @@ def speedups(result: Result) -> str:
     return _bars(result, "speedup", "speedup_ci", title=title, unit="×")
 
 
+def machine(environment: Mapping[str, Any]) -> str:
+    """A processor or accelerator, with what its passes were made of where that is known."""
+    name = str(environment.get("accelerator") or environment.get("cpu"))
+    found = environment.get("instructions")
+    return f"{name} ({found})" if found else name
+
+
 def conditions(environment: Mapping[str, Any]) -> str:
     """Model, number type and threads in a few words."""
     device = environment.get("accelerator")

@@ -190,7 +190,7 @@ def _facts(value: Mapping[str, Any]) -> list[tuple[str, str]]:
     busy = place.get("busy_share")
     facts = [
         ("model", f"{place.get('model')}, {place.get('dtype')}"),
-        ("machine", f"{place.get('accelerator') or place.get('cpu')}, {place.get('platform')}"),
+        ("machine", f"{figures.machine(place)}, {place.get('platform')}"),
         ("threads", f"{place.get('num_threads')} of {place.get('num_cores')} cores"),
         ("others' share of the CPU", "unknown" if busy is None else f"{busy:.0%}"),
         ("answers", f"up to {settings.get('max_new_tokens')} tokens"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from slipstream.types import DraftTree, TargetOutput
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # nodes of a row; wider passes gain little
 SPAN = 256  # slots
-MOST = 48  # captures that are kept; the longest unused goes
+MOST = 48  # captures of a cache that are kept; the longest unused goes
 
 Outputs = tuple[Tensor | None, Tensor, Tensor]  # features, last hidden state, logits
 Capture = Callable[[Callable[[], Outputs]], tuple[Callable[[], None], Outputs]]
@@ -42,13 +43,11 @@ class _Captured:
         inputs: by name.
         outputs: what a replay writes.
         replay: runs the pass.
-        stores: the cache's keys and values, held so that their memory is not given to another.
     """
 
     inputs: Mapping[str, Tensor]
     outputs: Outputs
     replay: Callable[[], None]
-    stores: tuple[Tensor, Tensor]
 
 
 class GraphedPasses:
@@ -79,11 +78,13 @@ class GraphedPasses:
         self._windows, self._groups = windows, groups
         self._dtype, self._device = dtype, device
         self._capture = capture or Capturing()
-        self._captured: OrderedDict[tuple[object, ...], _Captured] = OrderedDict()
+        # A capture writes to one cache's memory, and goes with it.
+        self._captured: WeakKeyDictionary[SlotCache, OrderedDict[tuple[object, ...], _Captured]]
+        self._captured = WeakKeyDictionary()
 
     def __len__(self) -> int:
         """Captures that are kept."""
-        return len(self._captured)
+        return sum(map(len, self._captured.values()))
 
     def score(
         self,
@@ -104,14 +105,15 @@ class GraphedPasses:
         cache.begin(slots, [width] * rows)  # padded nodes are written too, past the tree
         used = min(-(-end // SPAN) * SPAN, cache.max_length)
         inputs = self._inputs(Layout.of(trees, lengths).widened(width), used)
-        key = (cache.keys.data_ptr(), cache.keys.shape, slots[0], rows, width, used, taps)
-        captured = self._captured.get(key)
+        known = self._captured.setdefault(cache, OrderedDict())
+        key = (slots[0], rows, width, used, taps)
+        captured = known.get(key)
         if captured is None:
-            captured = self._captured[key] = self._new(cache, slots[0], used, inputs, taps)
-            if len(self._captured) > MOST:
-                self._captured.popitem(last=False)
+            captured = known[key] = self._new(cache, slots[0], used, inputs, taps)
+            if len(known) > MOST:
+                known.popitem(last=False)
         else:
-            self._captured.move_to_end(key)
+            known.move_to_end(key)
             for name, value in inputs.items():
                 captured.inputs[name].copy_(value, non_blocking=True)
         captured.replay()
@@ -158,7 +160,7 @@ class GraphedPasses:
             return features, last_hidden, self._read_out(last_hidden)
 
         replay, outputs = self._capture(run)
-        return _Captured(held, outputs, replay, (cache.keys, cache.values))
+        return _Captured(held, outputs, replay)
 
 
 class _Slots:
