@@ -449,6 +449,95 @@ def engines() -> str:
     return "\n".join(lines)
 
 
+def peers() -> str:
+    """The committed comparison with other engines on the same prompts."""
+    path = ROOT / "benchmarks" / "results" / "peers.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        "| engine | decodes | tokens/s | of our plain decoding, same weights | our best over it |",
+        "|---|---|---|---|---|",
+    ]
+    for name, found in value["peers"].items():
+        versions = found["versions"]
+        version = next(iter(versions.values())) if versions and name != "ours" else ""
+        for row in found["rows"]:
+            times = f"{row['times_our_plain']:.2f}"
+            if name != "ours":
+                low, high = row["times_our_plain_ci"]
+                times += f" ({low:.2f}\u2013{high:.2f})"
+            lead = row.get("our_best_over_it")
+            cells = (
+                f"{name} {version}".strip(),
+                row["variant"],
+                f"{row['tokens_per_second']:.1f}",
+                times,
+                f"{lead:.1f}\u00d7" if lead else "",
+            )
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += [
+            f"| {name} | {variant} | {text[:200]} | | |"
+            for variant, text in found["errors"].items()
+        ]
+    where, asked, file = value["environment"], value["settings"], path.relative_to(ROOT).as_posix()
+    return "\n".join(lines) + (
+        f"\n\n[`{file}`](../{file}): {asked['model']}, {machine(where)}, {asked['threads']} "
+        f"threads, {asked['limit']} prompts of {asked['tasks']}, {asked['tokens']} new tokens, "
+        "greedy, prefill included."
+    )
+
+
+def leads() -> str:
+    """How much faster than other engines' plain decoding, in a sentence."""
+    path = ROOT / "benchmarks" / "results" / "peers.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    names = {
+        "transformers": "`transformers` generate",
+        "vllm": "vLLM's CPU build",
+        "llama": "llama.cpp",
+        "openvino": "OpenVINO GenAI",
+    }
+    found = [
+        f"{row['our_best_over_it']:.1f} times {names[name]} ({peer['dtype']})"
+        for name, peer in value["peers"].items()
+        for row in peer["rows"][:1]
+        if name in names
+    ]
+    return (
+        "Beside other engines on two CPU cores, the fastest decoding here over their plain decoding "
+        f"with weights of the same kind: {'; '.join(found)} "
+        "([the table](docs/benchmarks.md#beside-other-engines))."
+    )
+
+
+def load() -> str:
+    """The committed runs with many clients."""
+    path = ROOT / "benchmarks" / "results" / "load.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    lines = [
+        "| clients | method | tokens/s | over plain batching "
+        "| first token, s | between tokens, s |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in value["rows"]:
+        ratio = value["ratios"][str(row["clients"])]
+        first, between = (
+            " / ".join(f"{each:.2f}" for each in row[name])
+            for name in ("first_token", "between_tokens")
+        )
+        over = "" if row["method"] == "none" else f"{ratio:.2f}"
+        lines.append(
+            f"| {row['clients']} | `{row['method']}` | {row['tokens_per_second']:.1f} | {over} "
+            f"| {first} | {between} |"
+        )
+    where, asked, file = value["environment"], value["settings"], path.relative_to(ROOT).as_posix()
+    errors = sum(row["errors"] for row in value["rows"])
+    return "\n".join(lines) + (
+        f"\n\n[`{file}`](../{file}): {where['model']}, {where['dtype']}, {machine(where)}, "
+        f"{where['num_threads']} threads, {asked['seconds']:g} s a line, {asked['num_rows']} rows, "
+        f"answers of {asked['max_new_tokens']} tokens; p50 / p95 / p99; {errors} errors."
+    )
+
+
 def picture() -> str:
     """The draft tree at the top of the README, when it is there."""
     path = ROOT / "docs" / "images" / "draft-tree.svg"
@@ -649,6 +738,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "family": family,
     "claims": claims,
     "engines": engines,
+    "peers": peers,
+    "leads": leads,
+    "load": load,
     "layout": layout,
     "commands": commands,
     "papers": papers,

@@ -29,6 +29,7 @@ from slipstream.bench.results import dumps, write_whole
 from slipstream.bench.tasks import read_task
 from slipstream.target.embedded import cache_root
 from slipstream.target.hf import load_tokenizer, write_dequantised
+from slipstream.target.library import library
 from slipstream.target.source import gguf_of, resolve
 
 KIND = "slipstream peers"
@@ -95,10 +96,12 @@ def begin(asked: argparse.Namespace) -> dict[str, Any]:
     """The report so far: the file's where it was asked the same, else a new one."""
     settings = {name: getattr(asked, name) for name in SETTINGS}
     if not asked.out.is_file():
+        found = library()
         return {
             "kind": KIND,
             "environment": {
                 "cpu": environment.cpu_model(),
+                "instructions": found.detail.partition(", ")[2] if found.code else None,
                 "num_cores": environment.physical_cores(),
                 "revision": environment.git_revision(),
             },

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 NAMES = ("talk", "catalogue", "turns", "summary", "run")
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 SIDE = """
+import os
 import sys
 sys.path.insert(0, {folder!r})
 from talk import serve
@@ -24,6 +26,8 @@ def make(job):
         if job["fault"] == "answer":
             raise ValueError("out of words")
         print("chatter that is no reply")
+        if job["fault"] == "place":
+            return {{"place": dict(os.environ)}}
         return {{"tokens": [ids[0] + i for i in range(most)] + [2, 9], "passes": most - 1}}
     return answer
 
@@ -67,6 +71,21 @@ def test_a_side_answers(start):
     said = side.ask([10, 11], 3)
     assert said["tokens"] == [10, 11, 12, 2, 9] and said["passes"] == 2 and said["seconds"] >= 0
     assert side.versions["pip"]
+
+
+def test_a_side_has_its_own_defaults_and_stands_still_between_turns(start, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")  # as importing slipstream does
+    side = start("place")
+    place = side.ask([1], 1)["place"]
+    assert "OMP_WAIT_POLICY" not in place and place["OMP_NUM_THREADS"] == "1"
+    stat = Path(f"/proc/{side._process.pid}/stat")
+    if stat.exists():
+        for _ in range(100):
+            state = stat.read_text().rpartition(")")[2].split()[0]
+            if state == "T":
+                break
+            time.sleep(0.05)
+        assert state == "T"
 
 
 def test_a_side_that_fails_says_why(peers, start):

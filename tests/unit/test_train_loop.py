@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
 
+from slipstream.cli.train import _precision
 from slipstream.data.store import Sample, Store, StoreIndex, StoreWriter
 from slipstream.errors import CheckpointError, DataError, OutputError, SettingError
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
@@ -222,3 +223,10 @@ def test_sharded_networks_are_refused(store, tmp_path, monkeypatch):
     monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
     with pytest.raises(SettingError, match="FSDP, expected data parallel"):
         train(model, objective, readout, batches, config, tmp_path)
+
+
+@pytest.mark.parametrize(("has_tiles", "expected"), [(True, "bf16"), (False, "no")])
+def test_auto_precision_is_what_the_processor_is_faster_in(monkeypatch, has_tiles, expected):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_tiles, raising=False)
+    assert _precision("auto", "cpu") == expected
+    assert _precision("bf16", "cpu") == "bf16" and _precision("no", "cpu") == "no"

@@ -59,7 +59,11 @@ def train(
         typer.Option("--initial", help="First weights: target (its last layer) or random."),
     ] = None,
     precision: Annotated[
-        str, typer.Option("--precision", help="no, or bf16: the forward pass under autocast.")
+        str,
+        typer.Option(
+            "--precision",
+            help="no; bf16: the forward pass under autocast; auto: bf16 where it is faster.",
+        ),
     ] = "no",
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Less memory: recompute MLP activations.")
@@ -108,7 +112,7 @@ def train(
     """Train a drafter; held-out tokens per pass are measured by real decoding as it goes."""
     check_name("dtype", dtype, o.DTYPES)
     check_name("loops", loops or "cut", ("cut", "drop", "keep"))
-    check_name("precision", precision, ("no", "bf16"))
+    check_name("precision", precision, ("no", "bf16", "auto"))
     _check_tracker(tracker)
     if thinking is not None:
         check_name("thinking", thinking, ("on", "off"))
@@ -160,7 +164,7 @@ def train(
         method=method, steps=steps, rows=rows, max_length=max_length, accumulate=accumulate,
         learning_rate=learning_rate, optimizer=optimizer,
         seed=seed, save_every=save_every, milestone_every=milestone_every,
-        evaluate_every=evaluate_every, held_out=held_out, precision=precision,
+        evaluate_every=evaluate_every, held_out=held_out, precision=_precision(precision, device),
         recompute=recompute, lora_rank=lora_rank, tracker=None if tracker == "none" else tracker,
     )  # fmt: skip
 
@@ -205,6 +209,15 @@ def train(
     if done["kept_old"]:
         console().print(f"{done['kept_old']}; the old drafter is kept", highlight=False)
         raise typer.Exit(1)
+
+
+def _precision(wish: str, device: str) -> str:
+    """What `auto` means here: bf16 where that is faster."""
+    if wish != "auto":
+        return wish
+    from slipstream.target.hardware import pick_device, trains_faster_in_bfloat16
+
+    return "bf16" if trains_faster_in_bfloat16(pick_device(device)) else "no"
 
 
 def _check_trainable(method: str) -> None:

@@ -24,6 +24,10 @@ class Pending:
     def __init__(self) -> None:
         self._parts: dict[int, list[Tensor]] = {}
 
+    def __len__(self) -> int:
+        """Rows that are known."""
+        return len(self._parts)
+
     def add(self, key: int, features: Tensor) -> None:
         """Put [P, K*D] behind what is there."""
         parts = self._parts.setdefault(key, [])

@@ -3,7 +3,8 @@
 Wider passes cost more the more rows share them, drafting costs too, and what is accepted depends on
 the texts. All three show in one number, the tokens per second of a step, so that is measured: for
 each number of rows, a few widths are tasted, those that are not hopeless are tried, the best is
-used, and now and then a neighbour of it is tried again. Zero is one of the widths. A width is
+used, and now and then a neighbour of it is tried again, less often the longer the best stays the
+best. Zero is one of the widths. A width is
 chosen before anything is drafted, and keyed noise makes answers independent of it.
 
 Paper: Liu et al. 2024, SmartSpec, arXiv:2406.14066 (goodput decides the length under load).
@@ -19,7 +20,8 @@ TASTE = (
 )
 HOPELESS = 0.7  # of the best width's tokens per second
 TRIALS = 8  # steps before a width is judged
-PERIOD = 32  # of so many steps one tries a neighbour of the best width
+PERIOD = 32  # of so many steps one tries a neighbour of the best width, at first
+LONGEST = 1024  # steps between such trials when nothing has changed for long
 FORGET = 0.98  # weight of what was seen, one step later
 
 
@@ -35,6 +37,27 @@ class Seen:
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class Trials:
+    """When to try a neighbour of the best width again: ever later while the best stays the same."""
+
+    best: int = -1
+    period: int = PERIOD
+    num_steps: int = 0
+    goes_up: bool = False
+
+    def is_due(self, best: int) -> bool:
+        """Count a step; True when it should be a trial, upwards and downwards in turn."""
+        if best != self.best:
+            self.best, self.period, self.num_steps = best, PERIOD, 0
+        self.num_steps += 1
+        if self.num_steps < self.period:
+            return False
+        self.period, self.num_steps = min(2 * self.period, LONGEST), 0
+        self.goes_up = not self.goes_up
+        return True
 
 
 class Throttle:
@@ -61,11 +84,10 @@ class Throttle:
         self._widths = sorted({0, *sizes, widest})
         self._pass_tokens = pass_tokens
         self._seen: dict[int, dict[int, Seen]] = {}
-        self._num_steps = 0
+        self._trials: dict[int, Trials] = {}
 
     def choose(self, num_rows: int) -> int:
         """Nodes for each of so many rows."""
-        self._num_steps += 1
         widths = [width for width in self._widths if width <= self._most(num_rows)]
         seen = self._of(num_rows)
         for width in (widths[-1], *widths[:-1]):
@@ -76,10 +98,11 @@ class Throttle:
             hopes = seen[width].rate >= HOPELESS * seen[best].rate
             if hopes and seen[width].num_steps < TRIALS:
                 return width
-        if self._num_steps % PERIOD == 0:
-            at = widths.index(best) + (1 if self._num_steps // PERIOD % 2 else -1)
-            return widths[min(max(at, 0), len(widths) - 1)]
-        return best
+        trials = self._trials.setdefault((num_rows - 1).bit_length(), Trials())
+        if not trials.is_due(best):
+            return best
+        at = widths.index(best) + (1 if trials.goes_up else -1)
+        return widths[min(max(at, 0), len(widths) - 1)]
 
     def note(self, num_rows: int, width: int, *, tokens: int, seconds: float) -> None:
         """A step of so many rows with this width gave so many tokens in so long."""
