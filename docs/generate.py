@@ -503,8 +503,8 @@ def leads() -> str:
         if name in names
     ]
     return (
-        "Beside other engines on two CPU cores, the fastest decoding here over their plain decoding "
-        f"with weights of the same kind: {'; '.join(found)} "
+        "Beside other engines on two CPU cores, the fastest decoding here over their plain "
+        f"decoding with weights of the same kind: {'; '.join(found)} "
         "([the table](docs/benchmarks.md#beside-other-engines))."
     )
 
