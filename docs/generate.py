@@ -482,7 +482,7 @@ def peers() -> str:
     return "\n".join(lines) + (
         f"\n\n[`{file}`](../{file}): {asked['model']}, {machine(where)}, {asked['threads']} "
         f"threads, {asked['limit']} prompts of {asked['tasks']}, {asked['tokens']} new tokens, "
-        "greedy, prefill included."
+        "greedy, prefill included. Ours are beside our plain decoding in bfloat16."
     )
 
 
