@@ -449,10 +449,15 @@ def engines() -> str:
     return "\n".join(lines)
 
 
+def _committed(name: str) -> tuple[str, dict]:
+    """A committed result file, from the project's folder, and what is in it."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    return path.relative_to(ROOT).as_posix(), json.loads(path.read_text(encoding="utf-8"))
+
+
 def peers() -> str:
     """The committed comparison with other engines on the same prompts."""
-    path = ROOT / "benchmarks" / "results" / "peers.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
+    file, value = _committed("peers")
     lines = [
         "| engine | decodes | tokens/s | of our plain decoding, same weights | our best over it |",
         "|---|---|---|---|---|",
@@ -478,7 +483,7 @@ def peers() -> str:
             f"| {name} | {variant} | {text[:200]} | | |"
             for variant, text in found["errors"].items()
         ]
-    where, asked, file = value["environment"], value["settings"], path.relative_to(ROOT).as_posix()
+    where, asked = value["environment"], value["settings"]
     return "\n".join(lines) + (
         f"\n\n[`{file}`](../{file}): {asked['model']}, {machine(where)}, {asked['threads']} "
         f"threads, {asked['limit']} prompts of {asked['tasks']}, {asked['tokens']} new tokens, "
@@ -488,8 +493,7 @@ def peers() -> str:
 
 def leads() -> str:
     """How much faster than other engines' plain decoding, in a sentence."""
-    path = ROOT / "benchmarks" / "results" / "peers.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
+    _, value = _committed("peers")
     names = {
         "transformers": "`transformers` generate",
         "vllm": "vLLM's CPU build",
@@ -511,8 +515,7 @@ def leads() -> str:
 
 def load() -> str:
     """The committed runs with many clients."""
-    path = ROOT / "benchmarks" / "results" / "load.json"
-    value = json.loads(path.read_text(encoding="utf-8"))
+    file, value = _committed("load")
     lines = [
         "| clients | method | tokens/s | over plain batching "
         "| first token, s | between tokens, s |",
@@ -529,7 +532,7 @@ def load() -> str:
             f"| {row['clients']} | `{row['method']}` | {row['tokens_per_second']:.1f} | {over} "
             f"| {first} | {between} |"
         )
-    where, asked, file = value["environment"], value["settings"], path.relative_to(ROOT).as_posix()
+    where, asked = value["environment"], value["settings"]
     errors = sum(row["errors"] for row in value["rows"])
     return "\n".join(lines) + (
         f"\n\n[`{file}`](../{file}): {where['model']}, {where['dtype']}, {machine(where)}, "
