@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slipstream.bench.measures import interval, resampled_ratio, resamples
+from slipstream.target.hardware import WEIGHTS
 
 Samples = Sequence[Mapping[str, Any]]
 """Per prompt: tokens, seconds of the whole answer, and passes where known."""
@@ -73,12 +74,9 @@ def tau(samples: Samples) -> float | None:
     return sum(max(0, len(sample["tokens"]) - 1) for sample in samples) / passes if passes else None
 
 
-PACKED = ("int8", "int4", "w8a8", "w4a8")
-
-
 def best_of_ours(rows: Samples, dtype: str) -> Mapping[str, Any] | None:
     """Our fastest row with weights of a type; any packed ones count for packed ones."""
-    fitting = PACKED if dtype in PACKED else (dtype,)
+    fitting = WEIGHTS if dtype in WEIGHTS else (dtype,)
     mine = [each for each in rows if each["variant"].rsplit(" ", 1)[-1] in fitting]
     return max(mine, key=lambda each: each["tokens_per_second"], default=None)
 

@@ -98,7 +98,7 @@ class Throttle:
             hopes = seen[width].rate >= HOPELESS * seen[best].rate
             if hopes and seen[width].num_steps < TRIALS:
                 return width
-        trials = self._trials.setdefault((num_rows - 1).bit_length(), Trials())
+        trials = self._trials.setdefault(_kind(num_rows), Trials())
         if not trials.is_due(best):
             return best
         at = widths.index(best) + (1 if trials.goes_up else -1)
@@ -117,6 +117,10 @@ class Throttle:
         return max(0, self._pass_tokens // num_rows - 1)
 
     def _of(self, num_rows: int) -> dict[int, Seen]:
-        """What was seen with about so many rows: 1, 2, 3 to 4, 5 to 8, and so on."""
-        kind = (num_rows - 1).bit_length()
-        return self._seen.setdefault(kind, {width: Seen() for width in self._widths})
+        """What was seen with about so many rows."""
+        return self._seen.setdefault(_kind(num_rows), {width: Seen() for width in self._widths})
+
+
+def _kind(num_rows: int) -> int:
+    """Numbers of rows that count as one: 1, 2, 3 to 4, 5 to 8, and so on."""
+    return (num_rows - 1).bit_length()
