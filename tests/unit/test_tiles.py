@@ -121,6 +121,17 @@ def test_rounded_activations_are_multiplied_exactly(bits: int, size: tuple[int, 
         assert torch.equal(product_of(stored, x[-1:], library()), found[-1:])
 
 
+def test_what_is_no_number_is_not_rounded_away() -> None:
+    if library().code is None:
+        pytest.skip(library().detail)
+    stored = quantise(random_weight(96, 160), 4)
+    for column in (0, 16, 159):
+        x = random_weight(3, 160)
+        x[1, column] = float("nan")
+        found = product_of(stored, x, library()).isnan()
+        assert bool(found[1].all()) and not bool(found[[0, 2]].any())
+
+
 def test_without_byte_dot_products_the_bits_are_the_same() -> None:
     if library().code is None:
         pytest.skip(library().detail)

@@ -334,7 +334,8 @@ static inline void round_blocks(const Activations& from, int rows) {
     for (int k = 0; k < from.blocks; ++k) {
       const Bf16* x = from.x + in_tiles(r, k * kBlock, from.blocks);
       const __m512 a = load_bf16(x), b = load_bf16(x + 16);
-      const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+      float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
+      if (_mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q)) most = __builtin_nanf("");  // a maximum hides it
       const __m512 inverse = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
       const __m512i low = _mm512_cvtps_epi32(_mm512_mul_ps(a, inverse));
       const __m512i high = _mm512_cvtps_epi32(_mm512_mul_ps(b, inverse));
