@@ -51,7 +51,7 @@ def test_it_changes_its_mind() -> None:
 def test_numbers_of_rows_are_judged_apart() -> None:
     throttle = Throttle(8)
     assert simulate(throttle, 32, 0.2, alpha=0.5, steps=100).most_common(1)[0][0] == 0
-    assert [throttle.choose(1) for _ in range(TRIALS)] == [8] * TRIALS, "untried: widest first"
+    assert [throttle.choose(1) for _ in range(TRIALS)] == [0] * TRIALS, "untried: narrowest first"
 
 
 def test_a_pass_is_never_wider_than_allowed() -> None:
@@ -75,5 +75,22 @@ def test_what_is_hopeless_is_tasted_only() -> None:
         seconds = 1 + 0.2 * 32 * (1 + width)
         throttle.note(32, width, tokens=32 * (1 + min(width, 1) / 2), seconds=seconds)
         chosen[width] += 1
-    assert chosen[16] == chosen[8] == chosen[4] == TASTE
-    assert chosen[0] > 20
+    assert chosen[1] == TRIALS and chosen[2] == TASTE and chosen[0] > 20
+    assert not chosen[4] and not chosen[8] and not chosen[16], "the peak was behind"
+
+
+def test_few_rows_do_not_tell_where_the_peak_is() -> None:
+    """One row's step is luck: every width is tasted before one is left out."""
+    throttle, chosen = Throttle(16), Counter()
+    for _ in range(2 * 6):
+        width = throttle.choose(1)
+        throttle.note(1, width, tokens=1, seconds=1.0 + width)
+        chosen[width] += 1
+    assert set(chosen) == {0, 1, 2, 4, 8, 16} and set(chosen.values()) == {TASTE}
+
+
+def test_a_wide_tree_that_pays_is_found_behind_a_narrow_one_that_does_not() -> None:
+    """A block costs the same to draft for one node as for sixteen."""
+    throttle = Throttle(16)
+    width, _ = simulate(throttle, 16, 0.0005, alpha=0.9, steps=300).most_common(1)[0]
+    assert width == 16
