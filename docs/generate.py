@@ -20,6 +20,7 @@ import torch
 from slipstream import methods
 from slipstream.bench.results import KIND
 from slipstream.cli.main import VERBS, load_verb
+from slipstream.report.drafting_figures import of_confidence
 from slipstream.report.figures import machine, of_bench, speedups
 from slipstream.trees.choices import EAGLE1, MEDUSA
 from slipstream.trees.dynamic import DynamicBuilder
@@ -61,6 +62,7 @@ CLAIMS = (
 _PARTS = ("draft", "target", "other")
 ACCEPTANCE = "benchmarks/results/acceptance.json"
 DRAFT_COST = "benchmarks/results/draft_cost.json"
+CONFIDENCE = "benchmarks/results/confidence.json"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 PAPERS = {
     "1706.04599": "Guo et al., On Calibration of Modern Neural Networks",
@@ -301,6 +303,9 @@ def pictures() -> dict[Path, str]:
         drawn[path.with_suffix(".svg")] = speedups(value)
         for figure in of_bench(value):
             drawn[ROOT / "docs" / "images" / f"{path.stem}-{figure.name}.svg"] = figure.svg
+    for name, found in _confidence().get("methods", {}).items():
+        for figure in of_confidence(found, name):
+            drawn[ROOT / "docs" / "images" / f"{figure.name}-{name}.svg"] = figure.svg
     return drawn
 
 
@@ -365,6 +370,31 @@ def draft_cost() -> str:
         f"{value['rounds']} drafts.",
     ]
     return "\n".join(lines)
+
+
+def confidence(name: str) -> str:
+    """A method's figures of confidence and of acceptance by place, for its page."""
+    value = _confidence()
+    if name not in value.get("methods", {}):
+        return f"No result is committed yet; `python benchmarks/confidence.py --out {CONFIDENCE}`."
+    parts = [
+        f"![{figure.name}](../images/{figure.name}-{name}.svg)\n\n{figure.caption}"
+        for figure in of_confidence(value["methods"][name], name)
+    ]
+    where, how = value["environment"], value["settings"]
+    parts.append(
+        f"[`{CONFIDENCE}`](../../{CONFIDENCE}): `python benchmarks/confidence.py`, "
+        f"{where['model']}, {where['dtype']}, {how['limit']} prompts each of {how['tasks']}, "
+        f"{how['tokens']} tokens an answer at temperature {how['temperature']:g}; a tree of fixed "
+        f"shape, {how['topk']} children a node, {how['depth']} deep."
+    )
+    return "\n\n".join(parts)
+
+
+def _confidence() -> dict:
+    """The committed result, or nothing."""
+    path = ROOT / CONFIDENCE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def zoo() -> str:
@@ -538,6 +568,32 @@ def load() -> str:
         f"\n\n[`{file}`](../{file}): {where['model']}, {where['dtype']}, {machine(where)}, "
         f"{where['num_threads']} threads, {asked['seconds']:g} s a line, {asked['num_rows']} rows, "
         f"answers of {asked['max_new_tokens']} tokens; p50 / p95 / p99; {errors} errors."
+    )
+
+
+def rows() -> str:
+    """Every method by the rows that share a pass: what speculation is worth under load."""
+    file, value = _committed("rows_greedy")
+    found = {(row["method"], row["num_rows"]): row for row in value["rows"]}
+    sizes = sorted({size for _, size in found})
+    lines = [
+        f"| setup | {' | '.join(f'{n} row{chr(115) * (n > 1)}' for n in sizes)} |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for setup in dict.fromkeys(row["method"] for row in value["rows"]):
+        cells = [
+            f"{found[setup, n]['tau']:.2f}, {found[setup, n]['speedup']:.2f}\u00d7, "
+            f"{found[setup, n]['decode_tokens_per_second']:.0f}/s"
+            for n in sizes
+        ]
+        lines.append(f"| `{setup}` | {' | '.join(cells)} |")
+    where, asked = value["environment"], value["settings"]
+    counts = ", ".join(map(str, sorted({row["num_prompts"] for row in value["rows"]})))
+    return "\n".join(lines) + (
+        f"\n\n[`{file}`](../{file}): tokens per pass and row, speed-up over plain decoding with "
+        f"as many rows, and tokens per second of all rows together. {where['model']}, "
+        f"{where['dtype']}, {machine(where)}, {where['num_threads']} threads, {counts} prompts, "
+        f"{asked['max_new_tokens']} new tokens, greedy."
     )
 
 
@@ -744,6 +800,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "peers": peers,
     "leads": leads,
     "load": load,
+    "rows": rows,
     "layout": layout,
     "commands": commands,
     "papers": papers,
@@ -752,6 +809,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "tree-worth": tree_worth,
     "tree-sequoia": tree_sequoia,
     **{f"method-{m.name}": (lambda name=m.name: method_record(name)) for m in methods.all()},
+    **{f"confidence-{name}": (lambda name=name: confidence(name)) for name in ("eagle2", "eagle3")},
     **{f"measured-{m.name}": (lambda name=m.name: method_measured(name)) for m in methods.all()},
 }
 

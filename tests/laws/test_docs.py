@@ -45,6 +45,14 @@ def test_every_method_has_a_page():
     assert pages == {method.name for method in methods.all()}
 
 
+def test_every_page_of_a_method_shows_its_record_and_what_was_measured() -> None:
+    for method in methods.all():
+        text = (ROOT / "docs" / "methods" / f"{method.name}.md").read_text(encoding="utf-8")
+        assert f"<!-- generated: method-{method.name} -->" in text
+        drafts = bool(method.budget)
+        assert (f"<!-- generated: measured-{method.name} -->" in text) == drafts, method.name
+
+
 def test_every_cited_paper_has_a_name():
     assert "|  [" not in generate.papers()
 

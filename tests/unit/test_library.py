@@ -19,14 +19,14 @@ find = library.library.__wrapped__  # not remembered
 
 
 def test_old_processors_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_processor_flags", lambda: {"avx2"})
+    monkeypatch.setattr(library, "processor_flags", lambda: {"avx2"})
     found = find()
     assert found.code is None and "no AVX-512" in found.detail
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(library, "_processor_flags", lambda: NEEDED)
+    monkeypatch.setattr(library, "processor_flags", lambda: NEEDED)
     monkeypatch.setattr(library.shutil, "which", lambda name: None)
     found = find()
     assert found.code is None and "C++ compiler" in found.detail
@@ -35,14 +35,18 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(library, "_processor_flags", lambda: NEEDED)
+    monkeypatch.setattr(library, "processor_flags", lambda: NEEDED)
     monkeypatch.setattr(library.shutil, "which", lambda name: "/bin/false")
     found = find()
     assert found.code is None and "compiler failed" in found.detail
 
 
 @pytest.mark.parametrize("weights", ["", "int8", "int4", "w8a8", "w4a8"])
-@pytest.mark.parametrize("without", [{"AMX"}, set(BETTER)], ids=["no AMX", "no bfloat16"])
+@pytest.mark.parametrize(
+    "without",
+    [{"AMX"}, {"AMX", "AVX-512 bfloat16 dot"}, set(BETTER)],
+    ids=["no AMX", "no dot", "no bfloat16"],
+)
 def test_with_fewer_instructions_the_answers_are_the_same(
     weights: str, without: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from slipstream.errors import CheckpointError, DataError, OutputError, SettingEr
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
+from slipstream.target import hardware
 from slipstream.train.checkpoint import load_state, save_state, states
 from slipstream.train.config import TrainConfig
 from slipstream.train.feed import Batches
@@ -225,8 +226,17 @@ def test_sharded_networks_are_refused(store, tmp_path, monkeypatch):
         train(model, objective, readout, batches, config, tmp_path)
 
 
-@pytest.mark.parametrize(("has_tiles", "expected"), [(True, "bf16"), (False, "no")])
-def test_auto_precision_is_what_the_processor_is_faster_in(monkeypatch, has_tiles, expected):
+@pytest.mark.parametrize(
+    ("has_tiles", "flags", "expected"),
+    [
+        (True, {"avx512_bf16", "amx_bf16"}, "bf16"),
+        (False, {"avx512_bf16"}, "no"),
+        (False, {"avx512_bf16", hardware.AMD}, "bf16"),
+        (False, {hardware.AMD}, "no"),
+    ],
+)
+def test_auto_precision_is_what_the_processor_is_faster_in(monkeypatch, has_tiles, flags, expected):
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_tiles, raising=False)
+    monkeypatch.setattr(hardware, "processor_flags", lambda: flags)
     assert _precision("auto", "cpu") == expected
     assert _precision("bf16", "cpu") == "bf16" and _precision("no", "cpu") == "no"

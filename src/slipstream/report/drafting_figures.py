@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.bench import calibration
-from slipstream.bench.calibration import Bin, Reliability
+from slipstream.bench.calibration import Bin, Place, Reliability
 from slipstream.report.bars import Bar, bar_chart
 from slipstream.report.calibration import reliability_chart, scatter
 from slipstream.report.charts import line_chart
@@ -102,6 +102,19 @@ def _reliability(value: Mapping[str, Any]) -> Reliability:
     return Reliability(tuple(Bin(**one) for one in value["bins"]), value["ece"])
 
 
+def of_confidence(found: Mapping[str, Any], name: str) -> list[Figure]:
+    """What `benchmarks/confidence.py` found of a method: calibration, and acceptance by place.
+
+    Args:
+        found: the method's part of the result.
+        name: the method, for titles.
+    """
+    named = {"whole path": found["joint"], **_by_depth(found["by_depth"])}
+    read = {title: _reliability(one) for title, one in named.items() if one["bins"]}
+    places = {tuple(one["place"]): one["accepted"] for one in found["places"]}
+    return [_calibration(read, name), _places(places, name)]
+
+
 def of_steps(contexts: Mapping[str, Sequence[Step]], name: str) -> list[Figure]:
     """What traced steps tell about a drafter: calibration, and acceptance by rank and place.
 
@@ -117,11 +130,8 @@ def of_steps(contexts: Mapping[str, Sequence[Step]], name: str) -> list[Figure]:
     made = []
     depths = dict(list(calibration.by_depth(nodes).items())[:MOST_DEPTHS])
     if depths:
-        whole = calibration.joint(nodes)
-        named = {"whole path": whole} | {f"depth {d}": one for d, one in depths.items()}
-        caption = f"{CALIBRATION} {sum(b.count for b in whole.bins)} traced nodes."
-        title = f"Does {name} know when it is right?"
-        made.append(Figure("calibration", reliability_chart(named, title=title), caption))
+        whole = {"whole path": calibration.joint(nodes)}
+        made.append(_calibration(whole | {f"depth {d}": one for d, one in depths.items()}, name))
     by_rank = {
         f"depth {depth}": [(r + 1, share) for r, share in enumerate(row) if share is not None]
         for depth, row in enumerate(calibration.by_depth_and_rank(nodes).rates(), start=1)
@@ -140,11 +150,22 @@ def of_steps(contexts: Mapping[str, Sequence[Step]], name: str) -> list[Figure]:
         )
         made.append(Figure("rank", svg, caption))
     if len(trees) > 1 and nodes:
-        places = calibration.by_place(trees, max_places=MOST_PLACES)
-        svg = scatter(places, title=f"{name}: acceptance by place in the tree")
-        caption = (
-            "One dot per place and decoding. Where the dots of a place spread, acceptance depends "
-            "on the text and not on the place alone, and a tree that adapts has something to gain."
-        )
-        made.append(Figure("place", svg, caption))
+        made.append(_places(calibration.by_place(trees, max_places=MOST_PLACES), name))
     return made
+
+
+def _calibration(named: Mapping[str, Reliability], name: str) -> Figure:
+    """Confidence against acceptance, whole paths and depths."""
+    count = sum(b.count for b in named["whole path"].bins) if "whole path" in named else 0
+    svg = reliability_chart(named, title=f"Does {name} know when it is right?")
+    return Figure("calibration", svg, f"{CALIBRATION} {count:,} nodes.")
+
+
+def _places(places: Mapping[Place, Mapping[str, float]], name: str) -> Figure:
+    """Acceptance by place, a dot per context."""
+    svg = scatter(places, title=f"{name}: acceptance by place in the tree")
+    caption = (
+        "One dot per place and decoding. Where the dots of a place spread, acceptance depends "
+        "on the text and not on the place alone, and a tree that adapts has something to gain."
+    )
+    return Figure("place", svg, caption)

@@ -14,15 +14,17 @@ from functools import cache as remember
 from pathlib import Path
 
 from slipstream.target.embedded import cache_root
+from slipstream.target.hardware import AMD, processor_flags
 
 SOURCES = Path(__file__).parent / "native"
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
 NEEDED = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
-# What is used beyond that, best first: the flag, and the options that compile without it.
+# What is used beyond that, best first: the flags, and the options that compile without it.
 BETTER = {
-    "AMX": ("amx_bf16", ("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile")),
-    "AVX-512 bfloat16": ("avx512_bf16", ("-mno-avx512bf16",)),
-    "AVX-512 VNNI": ("avx512_vnni", ("-mno-avx512vnni",)),
+    "AMX": ({"amx_bf16"}, ("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile")),
+    "AVX-512 bfloat16 dot": ({AMD, "avx512_bf16"}, ("-DNO_DOT",)),
+    "AVX-512 bfloat16": ({"avx512_bf16"}, ("-mno-avx512bf16",)),
+    "AVX-512 VNNI": ({"avx512_vnni"}, ("-mno-avx512vnni",)),
 }
 TIMEOUT_SECONDS = 120
 
@@ -47,13 +49,13 @@ def library(*, without: frozenset[str] = frozenset()) -> Library:
     Args:
         without: names in `BETTER` that are not used even where the processor has them.
     """
-    flags = _processor_flags()
+    flags = processor_flags()
     if platform.machine() != "x86_64" or not flags >= NEEDED:
         return Library(None, "the processor has no AVX-512")
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))), None)
     if compiler is None:
         return Library(None, "no C++ compiler was found (c++, g++ or $CXX)")
-    used = [name for name, (flag, _) in BETTER.items() if flag in flags and name not in without]
+    used = [name for name, (own, _) in BETTER.items() if own <= flags and name not in without]
     options = FLAGS
     for name, (_, refusals) in BETTER.items():
         options += () if name in used else refusals
@@ -104,13 +106,3 @@ def _built(compiler: str, options: tuple[str, ...], flags: set[str]) -> Path:
             )
             made.replace(path)  # whole or not at all; another process's copy is as good
     return path
-
-
-def _processor_flags() -> set[str]:
-    """What the system says the processor can do."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return set()
-    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return set(line.partition(":")[2].split())

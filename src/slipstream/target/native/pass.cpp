@@ -81,7 +81,7 @@ class TileRoom {  // for activations that a weight is multiplied by
  public:
   Activations of(int rows, const Weight& w) {
     const size_t numbers = (size_t)rows * w.blocks;
-    const bool widens = !kHasTiles && !w.rounds;
+    const bool widens = kWidens && !w.rounds;
     return {x_.of(numbers * kBlock),
             w.blocks,
             w.planes ? sums_.of(numbers) : nullptr,

@@ -14,6 +14,19 @@
 
 using Bf16 = uint16_t;
 
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__) && !defined(NO_DOT)
+#define USES_DOT
+#endif
+
+// The numbers that products read: bfloat16 ones where there is an instruction for them.
+#if defined(__AMX_BF16__) || defined(USES_DOT)
+constexpr bool kWidens = false;
+using Number = Bf16;
+#else
+constexpr bool kWidens = true;
+using Number = float;
+#endif
+
 constexpr int kBlock = 32;       // inputs of a block
 constexpr int kStrip = 16;       // outputs of a strip
 constexpr int kTile = kBlock * kStrip;
@@ -159,8 +172,37 @@ static inline void score_keys(const Bf16* keys, int size, const Bf16* queries, f
 
 #else
 
-// Without tiles the products are float32 ones of widened numbers. AVX-512's own dot product of
-// bfloat16 numbers takes two cycles on Sapphire Rapids, which makes it half as fast.
+// `kCount` rows, `step` apart, by lines of one or two strips: sum[row][strip] += x * strip.
+//
+// The lines of a later block are asked for meanwhile: while rows are multiplied, the processor does
+// not look far enough ahead to ask by itself. The faster the products, the earlier.
+#ifdef USES_DOT
+
+// By AVX-512's dot product of bfloat16 pairs: on AMD's processors as fast as a product of float32
+// numbers, of which it takes two.
+template <int kCount, int kStrips>
+static inline void add_lines(__m512 (&sum)[kCount][kStrips], const Bf16* x, int step,
+                             const Bf16* const (&strips)[kStrips], int lines) {
+  for (int pair = 0; pair < lines; ++pair) {
+    __m512bh w[kStrips];
+    for (int s = 0; s < kStrips; ++s) {
+      const Bf16* at = strips[s] + pair * kBlock;
+      _mm_prefetch(reinterpret_cast<const char*>(at + 2 * kTile), _MM_HINT_T0);
+      w[s] = (__m512bh)_mm512_load_si512(at);
+    }
+    for (int r = 0; r < kCount; ++r) {
+      int32_t both;
+      std::memcpy(&both, x + r * step + 2 * pair, sizeof both);
+      const __m512bh number = (__m512bh)_mm512_set1_epi32(both);
+      for (int s = 0; s < kStrips; ++s) sum[r][s] = _mm512_dpbf16_ps(sum[r][s], number, w[s]);
+    }
+  }
+}
+
+#else
+
+// By float32 products of widened numbers: the dot product takes two cycles on Sapphire Rapids,
+// which makes it half as fast.
 
 // The even and the odd inputs of a line of [output][2].
 static inline __m512 even(__m512i line) { return _mm512_castsi512_ps(_mm512_slli_epi32(line, 16)); }
@@ -168,10 +210,6 @@ static inline __m512 odd(__m512i line) {
   return _mm512_castsi512_ps(_mm512_and_si512(line, _mm512_set1_epi32(0xffff0000)));
 }
 
-// `kCount` rows, `step` apart, by lines of one or two strips: sum[row][strip] += x * strip.
-//
-// The lines of the next block are asked for meanwhile: while rows are multiplied, the processor does
-// not look far enough ahead to ask by itself.
 template <int kCount, int kStrips>
 static inline void add_lines(__m512 (&sum)[kCount][kStrips], const float* x, int step,
                              const Bf16* const (&strips)[kStrips], int lines) {
@@ -192,9 +230,11 @@ static inline void add_lines(__m512 (&sum)[kCount][kStrips], const float* x, int
   }
 }
 
+#endif
+
 // As many rows as there are sums in registers, by two strips.
 template <int kCount>
-static void multiply_rows(const float* x, const Bf16* a, const Bf16* b, int blocks, float* out) {
+static void multiply_rows(const Number* x, const Bf16* a, const Bf16* b, int blocks, float* out) {
   __m512 sum[kCount][2];
   for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
   for (int k = 0; k < blocks; ++k) {
@@ -208,7 +248,7 @@ static void multiply_rows(const float* x, const Bf16* a, const Bf16* b, int bloc
 constexpr int kAtOnce = 12;
 
 template <int kCount = kAtOnce>
-static inline void multiply_some(int count, const float* x, const Bf16* a, const Bf16* b,
+static inline void multiply_some(int count, const Number* x, const Bf16* a, const Bf16* b,
                                  int blocks, float* out) {
   if constexpr (kCount > 1)
     if (count < kCount) return multiply_some<kCount - 1>(count, x, a, b, blocks, out);
@@ -216,7 +256,7 @@ static inline void multiply_some(int count, const float* x, const Bf16* a, const
 }
 
 // out [32, 32] = `blocks` blocks of up to 32 rows (`y` the second 16) by two strips.
-static inline void multiply_tiles(int rows, const float* x, const float* y, const Bf16* a,
+static inline void multiply_tiles(int rows, const Number* x, const Number* y, const Bf16* a,
                                   const Bf16* b, int blocks, float* out) {
   for (int first = 0; first < rows;) {
     int count = rows - first < 16 - first % 16 ? rows - first : 16 - first % 16;
@@ -228,24 +268,19 @@ static inline void multiply_tiles(int rows, const float* x, const float* y, cons
 }
 
 static inline void score_keys(const Bf16* keys, int size, const Bf16* queries, float* scores) {
-  alignas(64) float wide[16 * 256];
-  for (int c = 0; c < 16 * size; c += 16) _mm512_store_ps(wide + c, load_bf16(keys + c));
+#ifdef USES_DOT
+  const Bf16* numbers = keys;
+#else
+  alignas(64) float numbers[16 * 256];
+  for (int c = 0; c < 16 * size; c += 16) _mm512_store_ps(numbers + c, load_bf16(keys + c));
+#endif
   __m512 sum[16][1];
   for (auto& key : sum) key[0] = _mm512_setzero_ps();
   const Bf16* const strip[1] = {queries};
-  add_lines<16, 1>(sum, wide, size, strip, size / 2);
+  add_lines<16, 1>(sum, numbers, size, strip, size / 2);
   for (int k = 0; k < 16; ++k) _mm512_storeu_ps(scores + k * 16, sum[k][0]);
 }
 
-#endif
-
-// The numbers that products read, in tiles.
-#ifdef __AMX_BF16__
-constexpr bool kHasTiles = true;
-using Number = Bf16;
-#else
-constexpr bool kHasTiles = false;
-using Number = float;
 #endif
 
 // Activations in tiles, with the sum of every block of every row where weights are packed.
@@ -253,16 +288,15 @@ struct Activations {
   Bf16* x;
   int blocks;
   float* block_sums;  // [rows, blocks]
-  float* wide;        // `x` in float32, where there are no AMX tiles
+  float* wide;        // `x` in float32, where products are of float32 numbers
   int32_t* rounded;   // [rows, blocks, 8] four numbers each, or null; with scales [rows, blocks]
   float* scales;
 
   const Number* numbers() const {
-#ifdef __AMX_BF16__
-    return x;
-#else
-    return wide;
-#endif
+    if constexpr (kWidens)
+      return reinterpret_cast<const Number*>(wide);
+    else
+      return reinterpret_cast<const Number*>(x);
   }
 };
 
