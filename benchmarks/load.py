@@ -1,7 +1,7 @@
 """What many clients get at once: first-token and between-token times, and tokens per second.
 
     python benchmarks/load.py --out FILE.json     # eagle3; 1, 4, 16 and 64 clients, 16 minutes
-    python benchmarks/load.py --method ngram --clients 1,4 --seconds 20
+    python benchmarks/load.py --methods ngram,eagle3+lookup:budget=auto --clients 1,4 --seconds 20
 
 Each client asks, waits for its answer's end and asks again. Methods take turns at every number of
 clients, plain decoding among them, on one loaded target; prompts and settings are the same. Times
@@ -18,9 +18,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import slipstream
 from slipstream.bench.environment import busy_share, describe
+from slipstream.bench.specs import parse_specs
 from slipstream.bench.tasks import read_task
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Piece
@@ -94,7 +96,14 @@ class Clients:
 
 
 def measure(
-    engine: Engine, count: int, *, seconds: float, num_rows: int, prompts: Sequence[str], limit: int
+    name: str,
+    engine: Engine,
+    count: int,
+    *,
+    seconds: float,
+    num_rows: int,
+    prompts: Sequence[str],
+    limit: int,
 ) -> Row:
     """One method under one number of clients; answers that were not finished are not counted."""
     service = engine.serve(num_rows=min(num_rows, count), max_waiting=count)
@@ -107,7 +116,7 @@ def measure(
     passes = sum(result.num_target_passes for result in done)
     accepted = sum(result.num_accepted for result in done)
     return Row(
-        method=engine.method,
+        method=name,
         clients=count,
         seconds=round(took, 1),
         requests=len(done),
@@ -142,7 +151,7 @@ def main() -> None:
     """Measure and print; --out keeps the rows with the conditions they hold under."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--method", default="eagle3")
+    parser.add_argument("--methods", default="eagle3", help="as for `slipstream bench`")
     parser.add_argument("--clients", default="1,4,16,64")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--num-rows", type=int, default=16)
@@ -151,14 +160,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     prompts = [row.text for task in TASKS for row in read_task(task)[:20]]
-    options = {"dtype": asked.dtype, "max_length": 2048}
-    fast = slipstream.load(asked.model, asked.method, **options)
-    plain = slipstream.load(fast.target, "none", max_length=2048)
-    busy, rows, ratios = busy_share(), [], {}
+    specs = parse_specs(asked.methods)  # plain decoding comes first
+    target: Any = asked.model
+    engines = {}
+    for spec in specs:
+        options = {} if engines else {"dtype": asked.dtype}  # then the target is loaded
+        engine = slipstream.load(target, spec.method, max_length=2048, **spec.settings, **options)
+        engines[spec.name], target = engine, engine.target
+    busy, rows = busy_share(), []
     print("tokens/s; seconds to the first token and between tokens as p50/p95/p99")
     for count in map(int, asked.clients.split(",")):
-        for engine in (plain, fast):
+        plain = 0.0
+        for name, engine in engines.items():
             row = measure(
+                name,
                 engine,
                 count,
                 seconds=asked.seconds,
@@ -166,18 +181,19 @@ def main() -> None:
                 prompts=prompts,
                 limit=asked.max_new_tokens,
             )
-            rows.append(row)
+            plain = plain or row.tokens_per_second
+            rows.append(asdict(row) | {"over_plain": row.tokens_per_second / max(plain, 1e-9)})
             print(
-                f"{count:3} clients  {row.method:10} {row.tokens_per_second:7.1f} tokens/s  "
-                f"τ {row.tau:.2f}  first {_times(row.first_token)}  "
-                f"between {_times(row.between_tokens)}  {row.requests} answers, {row.errors} errors"
+                f"{count:3} clients  {name:26} {row.tokens_per_second:7.1f} tokens/s  "
+                f"{rows[-1]['over_plain']:.2f} times plain  τ {row.tau:.2f}  "
+                f"first {_times(row.first_token)}  between {_times(row.between_tokens)}  "
+                f"{row.requests} answers, {row.errors} errors",
+                flush=True,
             )
-        ratios[count] = rows[-1].tokens_per_second / max(rows[-2].tokens_per_second, 1e-9)
-        print(f"{count:3} clients  {fast.method} / none: {ratios[count]:.2f}", flush=True)
     if asked.out is not None:
-        about = {"environment": describe(plain.target), "busy_share": busy}
+        about = {"environment": describe(target), "busy_share": busy}
         about["settings"] = {name: value for name, value in vars(asked).items() if name != "out"}
-        whole = about | {"rows": [asdict(row) for row in rows], "ratios": ratios}
+        whole = about | {"rows": rows}
         asked.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 

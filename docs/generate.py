@@ -62,6 +62,8 @@ CLAIMS = (
 _PARTS = ("draft", "target", "other")
 ACCEPTANCE = "benchmarks/results/acceptance.json"
 DRAFT_COST = "benchmarks/results/draft_cost.json"
+PREDICTIONS_SCRIPT = "benchmarks/predictions.py"
+PREDICTIONS = "benchmarks/results/predictions.json"
 CONFIDENCE = "benchmarks/results/confidence.json"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 PAPERS = {
@@ -552,12 +554,11 @@ def load() -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in value["rows"]:
-        ratio = value["ratios"][str(row["clients"])]
         first, between = (
             " / ".join(f"{each:.2f}" for each in row[name])
             for name in ("first_token", "between_tokens")
         )
-        over = "" if row["method"] == "none" else f"{ratio:.2f}"
+        over = "" if row["method"] == "none" else f"{row['over_plain']:.2f}"
         lines.append(
             f"| {row['clients']} | `{row['method']}` | {row['tokens_per_second']:.1f} | {over} "
             f"| {first} | {between} |"
@@ -568,6 +569,30 @@ def load() -> str:
         f"\n\n[`{file}`](../{file}): {where['model']}, {where['dtype']}, {machine(where)}, "
         f"{where['num_threads']} threads, {asked['seconds']:g} s a line, {asked['num_rows']} rows, "
         f"answers of {asked['max_new_tokens']} tokens; p50 / p95 / p99; {errors} errors."
+    )
+
+
+def predictions() -> str:
+    """What `tune` predicted beside what was measured, setting by setting."""
+    if not (ROOT / PREDICTIONS).is_file():
+        return f"No result is committed yet; `python {PREDICTIONS_SCRIPT} --out {PREDICTIONS}`."
+    value = json.loads((ROOT / PREDICTIONS).read_text(encoding="utf-8"))
+    lines = ["| task | setting | τ: predicted, measured | speed-up: predicted, measured |"]
+    lines.append("|---|---|---|---|")
+    for row in value["rows"]:
+        cells = [
+            f"{row[f'predicted_{name}']:.2f}, {row[f'measured_{name}']:.2f} "
+            f"({row[f'{name}_error']:+.0%})"
+            for name in ("tau", "speedup")
+        ]
+        lines.append(f"| {row['task']} | `{row['name']}` | {cells[0]} | {cells[1]} |")
+    where, asked = value["environment"], value["settings"]
+    return "\n".join(lines) + (
+        f"\n\n[`{PREDICTIONS}`](../{PREDICTIONS}): median error of τ "
+        f"{value['median_tau_error']:.1%}, of the speed-up {value['median_speedup_error']:.1%}, "
+        f"over {len(value['rows'])} settings. {where['model']}, {where['dtype']}, "
+        f"{machine(where)}, {where['num_threads']} threads, {asked['limit']} prompts a task, half "
+        f"of them recorded and the others decoded, {asked['max_new_tokens']} new tokens, greedy."
     )
 
 
@@ -801,6 +826,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "leads": leads,
     "load": load,
     "rows": rows,
+    "predictions": predictions,
     "layout": layout,
     "commands": commands,
     "papers": papers,

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from slipstream import shapes
 from slipstream.errors import NumericError, SettingError
+from slipstream.target.library import is_loaded
+from slipstream.target.stack import gumbel
 from slipstream.types import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -51,7 +53,7 @@ def noise_bits(seed: int, position: int, vocab_size: int, device: torch.device) 
         >>> torch.equal(bits[:3], noise_bits(0, 7, 3, torch.device("cpu")))
         True
     """
-    key = _mix((_mix((seed + _GOLDEN) & _WORD) + (position + 1) * _GOLDEN) & _WORD)
+    key = _key(seed, position)
     words = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device)
     words.mul_(_signed(_GOLDEN)).add_(_signed(key))
     # A shift of int64 drags the sign along; the mask makes it the logical shift.
@@ -60,14 +62,20 @@ def noise_bits(seed: int, position: int, vocab_size: int, device: torch.device) 
     return words.bitwise_xor_((words >> 31).bitwise_and_((1 << 33) - 1))
 
 
+def _key(seed: int, position: int) -> int:
+    return _mix((_mix((seed + _GOLDEN) & _WORD) + (position + 1) * _GOLDEN) & _WORD)
+
+
 def gumbel_noise(
     seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu"
 ) -> Tensor:
     """[V] float32 standard Gumbel noise g(seed, position, token).
 
     The noise of a token does not depend on V. The logarithms are taken in float64 and rounded
-    once, so that devices agree.
+    once, so that devices agree, and so does the compiled code, where a process runs any.
     """
+    if torch.device(device).type == "cpu" and is_loaded():
+        return gumbel(_key(seed, position), vocab_size)
     bits = noise_bits(seed, position, vocab_size, torch.device(device))
     uniform = (bits >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64)
     uniform.add_(0.5).mul_(2.0**-53)  # inside (0, 1), never 0 or 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fakes import tiny_model
+from slipstream import sampling
 from slipstream.target import compiled, library
 from slipstream.target.hf import HFTarget
 from slipstream.target.library import BETTER, NEEDED
@@ -101,3 +102,17 @@ def test_ranking_is_a_softmax_and_its_likeliest(size: int) -> None:
 def test_a_row_of_nan_has_no_likeliest() -> None:
     found, _ = rank(torch.full((1, 20), float("nan")), 3)
     assert found.tolist() == [[float("-inf")] * 3]
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+@pytest.mark.parametrize("count", [1, 7, 8, 97, 49152])
+def test_noise_is_the_same_by_compiled_code(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded once from float64: a last bit of it may differ, of one number in millions."""
+    for seed, position in ((0, 0), (7, 123), (-1, 10**6), (2**63, 5)):
+        found = sampling.gumbel_noise(seed, position, count)
+        with monkeypatch.context() as patched:
+            patched.setattr(sampling, "is_loaded", lambda: False)
+            expected = sampling.gumbel_noise(seed, position, count)
+        differ = found != expected
+        assert int(differ.sum()) <= 1
+        assert torch.allclose(found, expected, rtol=2e-7, atol=1e-9)

@@ -420,5 +420,23 @@ def rank(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return best, ids
 
 
+def gumbel(key: int, count: int) -> Tensor:
+    """[count] float32 noise of tokens 0..count-1; see `sampling.gumbel_noise`.
+
+    Args:
+        key: of the stream, in 0..2**64-1.
+        count: V.
+
+    Raises:
+        UnsupportedTargetError: there is no compiled code on this machine.
+    """
+    found = library()
+    if found.code is None:
+        raise UnsupportedTargetError(f"no compiled noise: {found.detail}")
+    noise = torch.empty(count)
+    found.code.slipstream_noise(key, count, noise.data_ptr())
+    return noise
+
+
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

@@ -16,6 +16,7 @@
 #include <memory>
 
 #include "attention.hpp"
+#include "noise.hpp"
 #include "pool.hpp"
 #include "rank.hpp"
 #include "tiles.hpp"
@@ -479,5 +480,6 @@ void slipstream_rank(const float* scores, int rows, int64_t size, int count, flo
   for (int r = 0; r < rows; ++r)
     rank_row(scores + r * size, size, count, best + r * count, ids + r * count);
 }
+void slipstream_noise(uint64_t key, int64_t count, float* out) { gumbel(key, count, out); }
 void slipstream_run(void* decoder, const Pass* pass) { static_cast<Decoder*>(decoder)->run(*pass); }
 }
