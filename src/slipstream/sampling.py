@@ -13,13 +13,13 @@ greedy argmax, at the edge of top-k (exactly k tokens stay) and at the edge of t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from slipstream import shapes
 from slipstream.errors import NumericError, SettingError
-from slipstream.target.library import is_loaded
-from slipstream.target.stack import gumbel
 from slipstream.types import Sampling
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -66,6 +66,15 @@ def _key(seed: int, position: int) -> int:
     return _mix((_mix((seed + _GOLDEN) & _WORD) + (position + 1) * _GOLDEN) & _WORD)
 
 
+_compiled: Callable[[int, int], Tensor] | None = None
+
+
+def use_noise(source: Callable[[int, int], Tensor]) -> None:
+    """Take the noise of the CPU from compiled code from now on: (key, V) to [V] float32."""
+    global _compiled
+    _compiled = source
+
+
 def gumbel_noise(
     seed: int, position: int, vocab_size: int, device: torch.device | str = "cpu"
 ) -> Tensor:
@@ -74,8 +83,8 @@ def gumbel_noise(
     The noise of a token does not depend on V. The logarithms are taken in float64 and rounded
     once, so that devices agree, and so does the compiled code, where a process runs any.
     """
-    if torch.device(device).type == "cpu" and is_loaded():
-        return gumbel(_key(seed, position), vocab_size)
+    if torch.device(device).type == "cpu" and _compiled is not None:
+        return _compiled(_key(seed, position), vocab_size)
     bits = noise_bits(seed, position, vocab_size, torch.device(device))
     uniform = (bits >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64)
     uniform.add_(0.5).mul_(2.0**-53)  # inside (0, 1), never 0 or 1

@@ -30,7 +30,8 @@ ALLOWED = {
     | {"models", "trees", "cache", "formats"}
     | {f"target.{name}" for name in ("protocol", "packed", "hf", "stack", "tiles", "library")},
     "engine": GROUND
-    | {"drafters.protocol", "verify.protocol", "target.protocol", "cache", "trees"},
+    | {"drafters.protocol", "verify.protocol", "target.protocol", "cache", "trees"}
+    | {"target.hardware"},
     "data": GROUND | {"engine", "target", "models"},
     "train": GROUND | {"models", "data", "formats", "trees", "cache"},
     "parity": GROUND | {"methods", "assemble", "models", "data", "train", "formats"},

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,16 @@ def test_every_cited_paper_has_a_name():
 def test_an_unknown_part_is_an_error():
     with pytest.raises(KeyError):
         generate.render("<!-- generated: nonsense -->\n<!-- /generated -->")
+
+
+def test_no_file_names_a_registry_host():
+    """Whoever installs decides where from."""
+    hosts = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|index-url https?:")
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split("\n")
+    for name in filter(None, names):
+        path = ROOT / name
+        if path.suffix in {".md", ".toml", ".py", ".yml", ".txt", ""} and path.is_file():
+            found = hosts.search(path.read_text(encoding="utf-8", errors="ignore"))
+            assert not found or path == Path(__file__), f"{name}: {found[0]}"

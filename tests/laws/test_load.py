@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import random
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from slipstream.engine.loop import Loop
 from slipstream.engine.meter import Meter
 from slipstream.engine.shaping import Penalties
 from slipstream.engine.throttle import Throttle
+from slipstream.types import DraftTree, Verdict
 from slipstream.verify.walk import walk
 
 
@@ -223,6 +225,40 @@ def test_an_abort_frees_row_and_drafter(after: int) -> None:
     assert loop.leaks() == "" and cache.lengths == [0] and drafter.contexts == {}
 
 
+def test_a_turn_that_breaks_off_leaves_nothing_behind() -> None:
+    """Row 0 has its last token when row 1's verdict fails: it keeps its answer, and no row."""
+    target = TableTarget()
+    prompts = [list(range(20)), list(range(30, 50))]
+    answers = [target.answer(prompt, 9) for prompt in prompts]
+    assert answers[0][0] != answers[1][0]
+    drafter = OracleDrafter([p + a for p, a in zip(prompts, answers, strict=True)], depth=3)
+    engine = Engine(target, drafter, walk, max_length=96)
+    loop, cache = loop_of(engine, 2, prefill_tokens=None)
+
+    def verify(tree: DraftTree, *rest: Any) -> Verdict:
+        if int(tree.tokens[0]) == answers[1][0]:
+            raise RuntimeError("a fault of a rule")
+        return walk(tree, *rest)
+
+    loop._verify = verify
+    first = engine.request(prompts[0], max_new_tokens=2)
+    second, later = (engine.request(prompts[1], max_new_tokens=9) for _ in range(2))
+    for request in (first, second):
+        loop.submit(request)
+    with pytest.raises(RuntimeError, match="fault of a rule"):
+        list(loop.turn())
+    assert first.is_finished and not second.is_finished
+    loop.close()
+    assert first.emitted == answers[0][:2] and first.finish_reason == "length"
+    assert second.finish_reason == "abort"
+    assert not loop.scheduler.has_work and drafter.rows == set() and loop.leaks() == ""
+    loop._verify = walk
+    loop.submit(later)
+    for _ in loop.run():
+        pass
+    assert later.emitted == answers[1] and cache.lengths == [0, 0]
+
+
 def test_a_leak_is_seen() -> None:
     engine = Engine(TableTarget(), NoDrafter(), walk, max_length=64)
     loop, cache = loop_of(engine, 2)
@@ -288,6 +324,27 @@ def test_a_next_turn_is_prefilled_from_where_the_last_ended(taps: tuple[int, ...
     assert service.drain(10) and service.leaks() == ""
     service.close()
     assert drafter.rows == set()
+
+
+def test_chats_that_take_turns_keep_their_rows() -> None:
+    """All begin with the template's words: that alone is no reason to take another chat's row."""
+    target = TableTarget(max_length=200)
+    header = list(range(20, 29))
+    chats = {
+        name: [*header, *(start + i for i in range(12))] for name, start in (("a", 40), ("b", 60))
+    }
+    engine = Engine(target, NoDrafter(), walk)
+    loop, _cache = loop_of(engine, 4, keeps_prefixes=True)
+    for turn in range(3):
+        for name, prompt in chats.items():
+            target.calls.clear()
+            loop.submit(engine.request(prompt, max_new_tokens=10))
+            for _ in loop.run():
+                pass
+            ran = sum(len(tokens) for call in target.calls for _, tokens, _ in call) - 9
+            assert ran == (len(prompt) if turn == 0 else 3), (name, turn)
+            chats[name] = [*prompt, *target.answer(prompt, 10), 80 + turn, 81 + turn]
+    assert len(loop.scheduler.kept) == 2
 
 
 def test_kept_prefixes_change_nothing_and_the_longest_unused_goes_first() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import random
+import subprocess
+import threading
 
 import pytest
 import torch
 
+from chats import PLAIN, byte_tokenizer
 from fakes import tiny_model
 from slipstream import sampling
-from slipstream.target import compiled, library
+from slipstream.target import compiled, library, stack
 from slipstream.target.hf import HFTarget
 from slipstream.target.library import BETTER, NEEDED
 from slipstream.target.stack import rank
@@ -57,9 +60,13 @@ def test_with_fewer_instructions_the_answers_are_the_same(
     model = tiny_model("qwen3", hidden_size=96).bfloat16()
     usual = HFTarget(copy.deepcopy(model), decoder="compiled", weights=weights)
     fewer = library.library(without=frozenset(without))
-    monkeypatch.setattr(compiled, "library", lambda: fewer)
     assert "AVX-512" in fewer.detail
-    target = HFTarget(model, decoder="compiled", weights=weights)
+    with monkeypatch.context() as patched:
+        for module in (compiled, stack):
+            patched.setattr(module, "library", lambda: fewer)
+        target = HFTarget(model, decoder="compiled", weights=weights)
+    assert target.twin._stack._code is fewer.code
+    assert usual.twin._stack._code is library.library().code
     rng = random.Random(1)
     parents = [-1] + [rng.randrange(max(0, i - 4), i) for i in range(1, 40)]
     tree = DraftTree(torch.tensor([rng.randrange(97) for _ in parents]), torch.tensor(parents))
@@ -109,10 +116,109 @@ def test_a_row_of_nan_has_no_likeliest() -> None:
 def test_noise_is_the_same_by_compiled_code(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded once from float64: a last bit of it may differ, of one number in millions."""
     for seed, position in ((0, 0), (7, 123), (-1, 10**6), (2**63, 5)):
+        monkeypatch.setattr(sampling, "_compiled", stack.gumbel)
         found = sampling.gumbel_noise(seed, position, count)
-        with monkeypatch.context() as patched:
-            patched.setattr(sampling, "is_loaded", lambda: False)
-            expected = sampling.gumbel_noise(seed, position, count)
+        monkeypatch.setattr(sampling, "_compiled", None)
+        expected = sampling.gumbel_noise(seed, position, count)
         differ = found != expected
         assert int(differ.sum()) <= 1
         assert torch.allclose(found, expected, rtol=2e-7, atol=1e-9)
+
+
+def test_without_a_home_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library, "processor_flags", lambda: NEEDED)
+    monkeypatch.setattr(library.shutil, "which", lambda name: "/bin/true")
+    monkeypatch.setattr(library, "cache_root", fail)
+    found = find()
+    assert found.code is None and "home directory" in found.detail
+
+
+def test_what_the_compiler_said_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise subprocess.CalledProcessError(1, ["c++", *["-x"] * 200], stderr=b"no such header")
+
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(library, "processor_flags", lambda: NEEDED)
+    monkeypatch.setattr(library.shutil, "which", lambda name: "/bin/true")
+    monkeypatch.setattr(library, "_built", fail)
+    assert find().detail == "the compiler failed: no such header"
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_what_compiled_code_writes_does_not_depend_on_torchs_defaults(
+    default: torch.dtype,
+) -> None:
+    """transformers sets the default type while it reads a model, for all threads."""
+    target = HFTarget(tiny_model("llama").bfloat16(), decoder="compiled")
+    scores = torch.randn(2, 12288)
+
+    def everything() -> list[torch.Tensor]:
+        cache = target.new_cache(1, 64)
+        logits = target.forward([DraftTree.chain([3, 5, 7])], cache, [0]).logits
+        return [logits, *rank(scores, 4), sampling.gumbel_noise(1, 2, 97)]
+
+    expected = everything()
+    torch.set_default_dtype(default)
+    try:
+        found = everything()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+@pytest.mark.parametrize("weights", ["", "int8"])
+def test_a_head_may_have_many_more_rows_than_there_are_tokens(weights: str) -> None:
+    """Qwen's heads have hundreds of rows that no token has."""
+    model = tiny_model("qwen2", vocab_size=416, hidden_size=96).bfloat16()
+    stock = HFTarget(copy.deepcopy(model))
+    target = HFTarget(model, byte_tokenizer(PLAIN), decoder="compiled", weights=weights)
+    size = target.spec.vocab_size
+    assert size <= 416 - 64, "whole pairs of strips lie beyond the tokens"
+    found, expected = (
+        each.forward([DraftTree.chain([3, 5, 7])], each.new_cache(1, 16), [0]).logits
+        for each in (target, stock)
+    )
+    assert found.shape[-1] == size
+    assert (found - expected[..., :size]).abs().mean() < 0.05 * expected.abs().mean()
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+def test_threads_may_share_a_target() -> None:
+    """A pass of one is not disturbed by a wider one of another."""
+    target = HFTarget(tiny_model("llama").bfloat16(), decoder="compiled")
+    trees = [DraftTree.chain([(7 * i + n) % 97 for i in range(n)]) for n in (1, 5, 17, 40)]
+
+    def scores(tree: DraftTree) -> torch.Tensor:
+        return target.forward([tree], target.new_cache(1, 64), [0]).logits
+
+    expected = [scores(tree) for tree in trees]
+    wrong: list[int] = []
+
+    def ask(index: int) -> None:
+        for _ in range(60):
+            if not torch.equal(scores(trees[index]), expected[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(trees))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+def test_one_nan_spoils_its_row_and_no_other() -> None:
+    scores = torch.randn(2, 40)
+    scores[0, 7] = float("nan")
+    found, _ = rank(scores, 3)
+    assert bool(found[0].isnan().all()) and torch.allclose(
+        found[1], scores[1].log_softmax(-1).topk(3).values, atol=1e-5
+    )

@@ -51,7 +51,7 @@ def test_it_changes_its_mind() -> None:
 def test_numbers_of_rows_are_judged_apart() -> None:
     throttle = Throttle(8)
     assert simulate(throttle, 32, 0.2, alpha=0.5, steps=100).most_common(1)[0][0] == 0
-    assert [throttle.choose(1) for _ in range(TRIALS)] == [0] * TRIALS, "untried: narrowest first"
+    assert [throttle.choose(1) for _ in range(TRIALS)] == [8] * TRIALS, "untried: widest first"
 
 
 def test_a_pass_is_never_wider_than_allowed() -> None:

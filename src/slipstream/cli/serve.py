@@ -181,7 +181,7 @@ def _check_installed() -> None:
     if missing:
         raise SlipstreamError(
             f"the server needs {', '.join(missing)}, which is not installed",
-            "pip install 'slipstream[serve]'",
+            "pip install -e '.[serve]', in a clone of the project",
         )
 
 

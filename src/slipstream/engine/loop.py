@@ -67,14 +67,16 @@ class Loop:
         self.scheduler.submit(request)
 
     def abort(self, request: Request) -> None:
-        """End a request wherever it is, and free its row and its drafter's state."""
-        if request.is_finished:
-            return
+        """End a request wherever it is, and free its row and its drafter's state.
+
+        One that is finished keeps its answer; it still has a row where its last turn broke off.
+        """
         self.scheduler.withdraw(request)
         if request in self.scheduler.running:
             self._drafter.close(request)
             self.scheduler.retire(request)
-        request.abort()
+        if not request.is_finished:
+            request.abort()
 
     def turn(self) -> Iterator[Request]:
         """Yield each row when its first token is there and after each of its steps."""

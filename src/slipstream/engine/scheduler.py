@@ -180,12 +180,19 @@ class Scheduler:
         return ""
 
     def _best_row(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """The free row that saves most of a prompt, and how many tokens; else an unused one."""
+        """The free row that saves most of a prompt, and how many tokens; else an unused one.
+
+        What a kept row holds beyond the shared tokens is lost. So while there are unused rows, a
+        row is taken that shares most of what it holds; all chats share their template's first
+        tokens.
+        """
         shared = {slot: kept.common(tokens) for slot, kept in self.kept.items()}
+        clean = [slot for slot in self._free if slot not in self.kept]
+        if clean:
+            shared = {s: n for s, n in shared.items() if 2 * n >= len(self.kept[s].tokens)}
         best = max(shared, key=shared.__getitem__, default=None)
         if best is not None and shared[best]:
             return best, shared[best]
-        clean = [slot for slot in self._free if slot not in self.kept]
         return (min(clean) if clean else next(iter(self.kept))), 0
 
     def _hold(self, row: Request, num_slots: int) -> bool:

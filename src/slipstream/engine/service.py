@@ -164,7 +164,8 @@ class Service:
         """End everything that was in the loop with this error."""
         log.error("the loop failed; its requests end with an error", exc_info=error)
         told = error if isinstance(error, SlipstreamError) else SlipstreamError("internal error")
-        rows = [*self._loop.scheduler.running, *self._loop.scheduler.waiting]
+        every = [*self._loop.scheduler.running, *self._loop.scheduler.waiting]
+        rows = [row for row in every if not row.is_finished]
         self._loop.close()
         self._loop.scheduler.forget()  # what a broken turn left behind is not to be trusted
         for row in rows:

@@ -2,12 +2,12 @@
 
 Wider passes cost more the more rows share them, drafting costs too, and what is accepted depends on
 the texts. All three show in one number, the tokens per second of a step, so that is measured: for
-each number of rows, widths are tasted from the narrowest up, those that are not hopeless are tried,
-the best is used, and now and then a neighbour of it is tried again, less often the longer the best
-stays the best. Zero is one of the widths. Each further node is accepted less often and costs no
-less, so among widths that draft the rate has one peak: beyond it nothing is tasted, once a step has
-enough rows to tell. A width is chosen before anything is drafted, and keyed noise makes answers
-independent of it.
+each number of rows, widths are tasted, those that are not hopeless are tried, the best is used, and
+now and then a neighbour of it is tried again, less often the longer the best stays the best. Zero
+is one of the widths. Few rows begin with the widest, many, for whom that would be dear, with the
+narrowest: each further node is accepted less often and costs no less, so among widths that draft
+the rate has one peak, and beyond it nothing is tasted. A width is chosen before anything is
+drafted, and keyed noise makes answers independent of it.
 
 Paper: Liu et al. 2024, SmartSpec, arXiv:2406.14066 (goodput decides the length under load).
 Differs: goodput is measured for each width, not predicted from a cost model and acceptance.
@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 TASTE = 2  # steps before a width may be hopeless: with many rows, a wide one costs many narrow ones
-CROWD = 8  # rows whose steps tell a width from another after so few
+CROWD = 8  # rows whose steps tell a width from another after so few, and for whom width is dear
 PEAKED = 0.85  # of the rate of the next narrower width: the peak is behind
 HOPELESS = 0.7  # of the best width's tokens per second
 TRIALS = 8  # steps before a width is judged
@@ -92,11 +92,11 @@ class Throttle:
         """Nodes for each of so many rows."""
         widths = [width for width in self._widths if width <= self._most(num_rows)]
         seen = self._of(num_rows)
-        for narrower, width in zip((0, *widths), widths, strict=False):
+        is_crowd = num_rows >= CROWD
+        for index, width in enumerate(widths if is_crowd else (widths[-1], *widths[:-1])):
             if seen[width].num_steps < TASTE:
                 return width
-            has_peaked = seen[width].rate < PEAKED * seen[narrower].rate
-            if narrower and has_peaked and num_rows >= CROWD:
+            if is_crowd and index > 1 and seen[width].rate < PEAKED * seen[widths[index - 1]].rate:
                 break
         best = max(widths, key=lambda width: seen[width].rate)
         for width in widths:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from slipstream.cache import SlotCache
 from slipstream.target.attention import attend
+from slipstream.target.hardware import return_memory
 from slipstream.target.products import Product
 from slipstream.target.rotary import RotaryTable
 from slipstream.target.storage import Storage
@@ -87,10 +88,10 @@ class FusedDecoder:
         self._eps = float(config.rms_norm_eps)
         self._embedding = base.embed_tokens.weight.detach()
         self._rotary = RotaryTable(base.rotary_emb, self._embedding.dtype)
-        self.layers = [
-            take_layer(f"layers.{index}", layer, kind, storage)
-            for index, (layer, kind) in enumerate(zip(base.layers, kinds, strict=True))
-        ]
+        self.layers: list[FusedLayer] = []
+        for index, (layer, kind) in enumerate(zip(base.layers, kinds, strict=True)):
+            self.layers.append(take_layer(f"layers.{index}", layer, kind, storage))
+            return_memory()  # the stock layer's weights, before the next one is laid out
         self.final_norm = base.norm.weight.detach()
 
     def run(

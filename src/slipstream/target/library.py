@@ -61,8 +61,11 @@ def library(*, without: frozenset[str] = frozenset()) -> Library:
         options += () if name in used else refusals
     try:
         code = ctypes.CDLL(str(_built(compiler, options, flags)))
-    except (OSError, subprocess.SubprocessError) as error:
-        return Library(None, f"the compiler failed: {' '.join(str(error).split())[:200]}")
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        return Library(None, f"the compiler failed: {_short(said.decode(errors='replace'))}")
+    except (OSError, RuntimeError) as error:  # no home, a full disk, a folder that runs nothing
+        return Library(None, f"the compiled code cannot be kept or loaded: {_short(str(error))}")
     if not code.slipstream_ready():
         if "AMX" in used:
             return library(without=without | {"AMX"})
@@ -86,6 +89,10 @@ def library(*, without: frozenset[str] = frozenset()) -> Library:
 def is_loaded() -> bool:
     """True when something in this process runs compiled code already."""
     return library.cache_info().currsize > 0 and library().code is not None
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:200]
 
 
 def _built(compiler: str, options: tuple[str, ...], flags: set[str]) -> Path:

@@ -21,7 +21,7 @@ class RotaryTable:
 
     def __init__(self, module: Any, dtype: torch.dtype) -> None:
         self._module, self._dtype = module, dtype
-        self._cos = self._sin = torch.empty(0)
+        self._known = (torch.empty(0), torch.empty(0))  # set at once: threads may share a target
 
     def at(self, positions: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, N, 1, C] of [B, N] int64 positions (best on the CPU) on a device.
@@ -35,12 +35,13 @@ class RotaryTable:
 
     def upto(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [P, C] of at least the first `length` positions."""
-        if self._cos.shape[0] < length:
+        known = self._known
+        if known[0].shape[0] < length:
             size = -(-length // BLOCK) * BLOCK
             device = self._module.inv_freq.device
             places = torch.arange(size, device=device)[None]
             like = torch.empty(0, dtype=self._dtype, device=device)
             cos, sin = self._module(like, places)
             low, high = sin[0].chunk(2, dim=-1)
-            self._cos, self._sin = cos[0].contiguous(), torch.cat([-low, high], dim=-1)
-        return self._cos, self._sin
+            known = self._known = cos[0].contiguous(), torch.cat([-low, high], dim=-1)
+        return known

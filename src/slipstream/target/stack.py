@@ -7,14 +7,18 @@ module holds what the code is told: structures of addresses into tensors that a 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.errors import UnsupportedTargetError
+from slipstream.sampling import use_noise
+from slipstream.target.hardware import num_threads
 from slipstream.target.library import library
 from slipstream.target.tiles import TileProduct
 
@@ -164,8 +168,8 @@ class Rows:
         """[M] int32, the row of each node."""
         if len(self.widths) == 1:
             return torch.zeros(self.widths[0], dtype=torch.int32)
-        rows = torch.arange(len(self.widths), dtype=torch.int32)
-        return torch.repeat_interleave(rows, torch.tensor(self.widths))
+        rows = np.arange(len(self.widths), dtype=np.int32)
+        return torch.from_numpy(rows.repeat(self.widths))  # torch would wake its threads for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +226,7 @@ class Stack:
         found = library()
         if found.code is None:
             raise UnsupportedTargetError(f"no compiled pass: {found.detail}")
+        use_noise(gumbel)
         self._code, self._angles = found.code, angles
         self.vocab_size = vocab_size
         self._held: list[Tensor] = []  # what the structures point to
@@ -244,7 +249,8 @@ class Stack:
             head=self._weight(head),
         )
         self._handle, self._num_threads = None, 0
-        self._cos = self._sin = torch.empty(0)
+        self._alone = threading.Lock()
+        self._known = (torch.empty(0), torch.empty(0))  # cosines and sines so far
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None):
@@ -307,7 +313,8 @@ class Stack:
 
     def seconds(self) -> dict[str, float]:
         """Where the time of the last pass went, by part."""
-        found = self._code.slipstream_seconds(self._open())
+        with self._alone:
+            found = self._code.slipstream_seconds(self._open())
         return {name: found[index] for index, name in enumerate(PARTS)}
 
     def _call(
@@ -326,7 +333,7 @@ class Stack:
         features = like.new_empty(count, len(taps) * hidden) if taps else None
         last_hidden = like.new_empty(count, hidden)
         streams = like.new_empty(count, hidden) if with_streams else None
-        logits = torch.empty(0 if wanted is None else len(wanted), self.vocab_size)
+        logits = _room(0 if wanted is None else len(wanted), self.vocab_size)
         call = _Pass(
             num_nodes=count,
             num_taps=len(taps),
@@ -341,12 +348,13 @@ class Stack:
             logits=logits.data_ptr(),
             **places,
         )
-        self._code.slipstream_run(self._open(), ctypes.byref(call))
+        with self._alone:  # nobody closes the handle meanwhile
+            self._code.slipstream_run(self._open(), ctypes.byref(call))
         return StackOutput(logits, last_hidden, features, streams)
 
     def _open(self) -> int:
         """The compiled stack with as many threads as torch has."""
-        threads = torch.get_num_threads()
+        threads = num_threads()
         if threads != self._num_threads:
             if self._handle:
                 self._code.slipstream_close(self._handle)
@@ -356,10 +364,11 @@ class Stack:
 
     def _upto(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [P, C] of at least the first `length` positions, float32."""
-        if self._cos.shape[0] < length:
-            cos, sin = self._angles(max(length, 2 * self._cos.shape[0]))
-            self._cos, self._sin = cos.float().contiguous(), sin.float().contiguous()
-        return self._cos, self._sin
+        known = self._known
+        if known[0].shape[0] < length:
+            cos, sin = self._angles(max(length, 2 * known[0].shape[0]))
+            known = self._known = cos.float().contiguous(), sin.float().contiguous()
+        return known
 
     def _layer(self, layer: StackLayer) -> _Layer:
         return _Layer(
@@ -412,8 +421,8 @@ def rank(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if found.code is None:
         raise UnsupportedTargetError(f"no compiled ranking: {found.detail}")
     scores = scores.contiguous()
-    best = torch.empty(len(scores), count)
-    ids = torch.empty(len(scores), count, dtype=torch.int64)
+    best = _room(len(scores), count)
+    ids = _room(len(scores), count, dtype=torch.int64)
     found.code.slipstream_rank(
         scores.data_ptr(), len(scores), scores.shape[1], count, best.data_ptr(), ids.data_ptr()
     )
@@ -433,9 +442,14 @@ def gumbel(key: int, count: int) -> Tensor:
     found = library()
     if found.code is None:
         raise UnsupportedTargetError(f"no compiled noise: {found.detail}")
-    noise = torch.empty(count)
+    noise = _room(count)
     found.code.slipstream_noise(key, count, noise.data_ptr())
     return noise
+
+
+def _room(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Where compiled code writes: on the CPU and of this type, whatever torch's defaults are."""
+    return torch.empty(*sizes, dtype=dtype, device="cpu")
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -113,9 +113,9 @@ class Decoder {
 #ifdef __AMX_BF16__
     tile_shape = -1;  // other libraries use this thread's tiles too
 #endif
+    const std::lock_guard<std::mutex> alone(pool_.turn);  // callers may be threads of their own
     p_ = &pass;
     n_ = pass.num_nodes;
-    const std::lock_guard<std::mutex> alone(pool_.turn);
     x_ = stream_.of((size_t)padded(n_, kRows) * m_.hidden);
     pool_.open();
     std::fill(seconds_, seconds_ + kParts, 0.0);
@@ -417,7 +417,8 @@ class Decoder {
                     p_->last_hidden + (size_t)p_->logit_nodes[r] * m_.hidden + c, 16 * sizeof(Bf16));
     complete(x, count);
     constexpr int kTogether = 4;  // pairs a part
-    const int pairs = m_.head.strips / 2;
+    // A head may have more rows than there are tokens: whole pairs of strips are left out.
+    const int pairs = std::min(m_.head.strips / 2, (m_.vocab_size + kRows - 1) / kRows);
     auto body = [&](int part, int thread) {
       float* room = pair_room(thread);
       for (int pair = part * kTogether; pair < std::min(pairs, (part + 1) * kTogether); ++pair) {

@@ -25,7 +25,7 @@ class ChainSettings(Settings):
     """What `chain` can be told beside `TrainConfig`."""
 
     num_layers: int = Field(2, ge=1, le=64, description="decoder layers")
-    draft_vocab_size: int = Field(12288, ge=1)
+    draft_vocab_size: int = Field(12288, ge=1, description="target ids it can say")
     intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
     initial: Literal["target", "random"] = "target"
 

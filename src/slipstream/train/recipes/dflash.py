@@ -29,9 +29,9 @@ class DFlashSettings(Settings):
     """What `dflash` can be told beside `TrainConfig`."""
 
     width: int = Field(8, ge=2, le=64, description="slots of a block, anchor included")
-    num_layers: int = Field(3, ge=1, le=16)
+    num_layers: int = Field(3, ge=1, le=16, description="decoder layers")
     is_shifted: bool = Field(True, description="slot j says the token after its own (DSpark)")
-    draft_vocab_size: int = Field(12_288, ge=1)
+    draft_vocab_size: int = Field(12_288, ge=1, description="target ids it can say")
     intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
     initial: Literal["target", "random"] = "target"
     taps: tuple[int, ...] | None = Field(None, description="None: the paper's five")
@@ -42,7 +42,7 @@ class DFlashSettings(Settings):
     hard: float = Field(0.0, ge=0, le=1, description="share of the target's choice in the labels")
     rounds: int = Field(1, ge=1, le=8, description="simulated rounds of drafting")
     narrow: float = Field(0.5, ge=0, le=1, description="share of batches with narrower blocks")
-    anchor_seed: int = Field(0, ge=0, lt=2**32)
+    anchor_seed: int = Field(0, ge=0, lt=2**32, description="of where blocks begin")
 
 
 class DSparkSettings(DFlashSettings):

@@ -23,7 +23,7 @@ class Eagle3Settings(Settings):
 
     num_unrolled: int = Field(4, ge=1, le=16, description="steps of the training-time test")
     decay: float = Field(0.8, gt=0, le=1, description="weight of each later unrolled step")
-    draft_vocab_size: int = Field(8192, ge=1)
+    draft_vocab_size: int = Field(8192, ge=1, description="target ids it can say")
     intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
     initial: Literal["target", "random"] = "target"
     taps: tuple[int, ...] | None = Field(None, description="None: the paper's three")

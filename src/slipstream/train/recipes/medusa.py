@@ -23,7 +23,7 @@ class MedusaSettings(Settings):
 
     num_heads: int = Field(4, ge=1, le=16, description="heads, one per drafted depth")
     num_blocks: int = Field(2, ge=1, le=16, description="residual blocks of a head")
-    draft_vocab_size: int = Field(12288, ge=1)
+    draft_vocab_size: int = Field(12288, ge=1, description="target ids it can say")
     head: Literal["borrowed", "own"] = Field("borrowed", description="own: a projection per head")
     decay: float = Field(0.8, gt=0, le=1, description="weight of each later head")
     labels: Literal["hard", "soft"] = Field("hard", description="soft: the whole distribution")
