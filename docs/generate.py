@@ -264,7 +264,26 @@ def claims() -> str:
         verdict = "holds" if low > 1 else "does not hold" if high < 1 else "undecided"
         found = f"{_ratio(pairs):.3f} ({low:.3f}\u2013{high:.3f})"
         lines.append(f"| {claim}: `{better}` over `{worse}` | {found} | {verdict} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, _best_of_lookup(taken["ngram"])])
+
+
+def _best_of_lookup(taken: dict[tuple, tuple[float, int]]) -> str:
+    """The claim about tasks: other prompts each, so nothing is paired."""
+    tasks = {task: np.array([n for (t, _), n in taken.items() if t == task]) for task, _ in taken}
+    generator = np.random.default_rng(0)
+
+    def taus() -> dict[str, float]:
+        drawn = {t: rows[generator.integers(0, len(rows), len(rows))] for t, rows in tasks.items()}
+        return {t: float(rows[:, 0].sum() / rows[:, 1].sum()) for t, rows in drawn.items()}
+
+    def lead(tau: dict[str, float]) -> float:
+        return tau["summarization"] / max(v for t, v in tau.items() if t != "summarization")
+
+    low, high = np.quantile([lead(taus()) for _ in range(4000)], [0.025, 0.975])
+    verdict = "holds" if low > 1 else "does not hold" if high < 1 else "undecided"
+    whole = lead({t: float(rows[:, 0].sum() / rows[:, 1].sum()) for t, rows in tasks.items()})
+    claim = "lookup's best task is summarization: `ngram` there over its best other task"
+    return f"| {claim} | {whole:.3f} ({low:.3f}\u2013{high:.3f}) | {verdict} |"
 
 
 def _ratio(pairs: np.ndarray) -> float:
@@ -554,9 +573,9 @@ def leads() -> str:
             best = max(alike, key=lambda row: row["tokens_per_second"])["variant"].split()[0]
             times = f"{over[0]:.1f} and {min(over):.1f}"
             found.append(f"{names[name]} {times} ({peer['dtype']}, ours `{best}`)")
-    where = value["environment"]
+    place = f"{machine(value['environment'])}, {value['settings']['threads']} cores"
     return (
-        f"Beside other engines ({machine(where)}, {where['num_threads']} cores), our fastest "
+        f"Beside other engines ({place}), our fastest "
         "decoding is so many times as fast as their plain decoding and as their fastest, with "
         f"weights of the same kind: {'; '.join(found)} "
         "([the table](docs/benchmarks.md#beside-other-engines))."
@@ -841,19 +860,20 @@ def _option(option: object) -> str:
     spelled = [*option.opts, *option.secondary_opts]
     names = ", ".join(f"`{name}`" for name in spelled) if spelled[0].startswith("-") else ""
     if names and not getattr(option, "is_flag", False):
-        metavar = option.metavar or _taken(option.type)
+        metavar = option.metavar or _taken(option.type_descriptor.annotation)
         names = names[:-1] + f" {metavar}`"
     names = names or f"`{option.name.upper()}`"
     default = option.default
     is_plain = default is not None and default is not False and not callable(default)
     shown = f"`{default}`" if is_plain and str(default) else ""
     words = " ".join((getattr(option, "help", None) or "").split()).replace("|", "\\|")
+    names = names.replace("|", "\\|")
     return f"| {names} | {shown or ('required' if option.required else '')} | {words} |"
 
 
 def _taken(kind: object) -> str:
     """What an option takes, for one that does not say: `N` for numbers, `TEXT` otherwise."""
-    return "N" if kind.name in ("integer", "float", "integer range", "float range") else "TEXT"
+    return "N" if re.search(r"\b(int|float)\b", str(kind)) else "TEXT"
 
 
 def _first_line(path: Path) -> str:

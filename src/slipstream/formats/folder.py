@@ -124,7 +124,7 @@ class _AnyConfig(BaseModel):
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path | str) -> None:
-    """Load tensors into a network made from config.json, as float32.
+    """Load tensors into a network made from config.json, in the network's own type.
 
     Raises:
         CheckpointError: a tensor is missing, unknown, or of another size.
@@ -142,7 +142,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path | str) ->
                 f"{folder}: {name} is {list(tensor.shape)}, config.json says "
                 f"{list(expected[name].shape)}"
             )
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
+    model.load_state_dict(dict(tensors))  # copies them into the network's own type
 
 
 def take_vocabulary(
