@@ -15,6 +15,7 @@ import torch
 
 from slipstream.target.compiled import CompiledDecoder
 from slipstream.target.fused import FusedDecoder
+from slipstream.target.hardware import threads_of
 from slipstream.target.hf import HFTarget
 from slipstream.types import DraftTree
 
@@ -154,7 +155,8 @@ def pass_of(target: HFTarget, *, n: int, context: int, num_rows: int = 1) -> Cal
     def run() -> object:
         for slot in slots:
             cache.rollback(slot)
-        return target.forward(trees, cache, list(slots))
+        with threads_of(target.spec.decoder):
+            return target.forward(trees, cache, list(slots))
 
     run()
     return run

@@ -10,7 +10,6 @@ Invariant, before and after: a row's cache holds all of its tokens but the last 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from slipstream.drafters.protocol import Drafter
 from slipstream.engine.meter import Meter
 from slipstream.engine.request import Request
 from slipstream.errors import DrafterMismatchError, NumericError
-from slipstream.target.hardware import resting_threads
+from slipstream.target.hardware import threads_of
 from slipstream.target.protocol import Target
 from slipstream.types import DraftTree, Step, Verdict
 from slipstream.verify.protocol import Verify
@@ -53,7 +52,7 @@ def step(
     Raises:
         DrafterMismatchError: the drafter's trees do not belong to these rows.
     """
-    with _threads_of(target):
+    with threads_of(target.spec.decoder):
         return _step(rows, target, cache, drafter, verify, meter)
 
 
@@ -117,7 +116,7 @@ def prefill(
     A chunk is a chain tree that is accepted whole. The features of all chunks are joined, so
     nothing depends on the chunk size.
     """
-    with _threads_of(target):
+    with threads_of(target.spec.decoder):
         _prefill(row, target, cache, drafter, meter, chunk)
 
 
@@ -152,11 +151,6 @@ def _prefill(
         if not row.keeps_features:
             row.features.clear()
     row.prefill_seconds += meter.now() - begun
-
-
-def _threads_of(target: Target) -> AbstractContextManager[None]:
-    """What torch's own threads do meanwhile: beside compiled passes they rest."""
-    return resting_threads() if target.spec.decoder == "compiled" else nullcontext()
 
 
 def _draft(rows: Sequence[Request], drafter: Drafter, vocab_size: int) -> list[DraftTree]:

@@ -149,6 +149,11 @@ def resting_threads() -> Iterator[None]:
         _resting.count = 0
 
 
+def threads_of(decoder: str) -> contextlib.AbstractContextManager[None]:
+    """What torch's own threads do while such a decoder runs: beside compiled passes they rest."""
+    return resting_threads() if decoder == "compiled" else contextlib.nullcontext()
+
+
 def num_threads() -> int:
     """Threads of a compiled pass: torch's, also while those rest."""
     return getattr(_resting, "count", 0) or torch.get_num_threads()
