@@ -1,7 +1,7 @@
 """Peak memory of loading and decoding, beside the weights, the cache and the drafter it is for.
 
     python benchmarks/memory.py --out benchmarks/results/memory.json
-    python benchmarks/memory.py --methods none,eagle3,dflash --dtype int8
+    python benchmarks/memory.py --methods none,eagle3,dflash --dtype float32
 
 Every method runs in a process of its own, which imports everything first: what imports take is not
 counted. Anonymous memory is what the process holds; pages of weight files that it has read are
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ from typing import Any
 from slipstream.bench.results import dumps, write_whole
 
 KIND = "slipstream memory"
-PAGE = 4096
+PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 MEGABYTE = 1e6
 PROMPT = "Explain how a rainbow forms, and why its colours are always in the same order."
 
@@ -124,7 +125,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--methods", default="none,eagle3,dflash")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)

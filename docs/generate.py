@@ -325,7 +325,9 @@ def method_measured(name: str) -> str:
 def _nodes_of(value: dict, method: str) -> str:
     """How many nodes a setup drafted, where its name does not say: defaults change."""
     found = value["settings"]["methods"].get(method, {})
-    if "budget" in method or not found.get("budget") or found.get("auto"):
+    record = methods.get(found["method"]) if found else None
+    is_block = record is not None and record.has_width and found["tree"] == "chain"
+    if "budget" in method or not found.get("budget") or found.get("auto") or is_block:
         return ""
     return f" ({found['budget']} nodes)"
 

@@ -66,11 +66,16 @@ def test_an_unknown_part_is_an_error():
 def test_no_file_names_a_registry_host():
     """Whoever installs decides where from."""
     hosts = re.compile(r"pypi\.org|pythonhosted\.org|download\.pytorch\.org|index-url https?:")
-    names = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.split("\n")
-    for name in filter(None, names):
+    try:
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("no git")
+    if listed.returncode:
+        pytest.skip("no checkout")
+    names = listed.stdout.split()
+    assert "README.md" in names
+    for name in names:
         path = ROOT / name
         if path.suffix in {".md", ".toml", ".py", ".yml", ".txt", ""} and path.is_file():
             found = hosts.search(path.read_text(encoding="utf-8", errors="ignore"))
-            assert not found or path == Path(__file__), f"{name}: {found[0]}"
+            assert not found or path == Path(__file__).resolve(), f"{name}: {found[0]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -26,19 +28,22 @@ class Counting(NoDrafter):
         return super().propose(rows)
 
 
-@pytest.mark.parametrize("decoder", ["fused", "compiled"])
-def test_a_step_has_the_threads_that_suit_its_decoder(decoder: str) -> None:
+@pytest.mark.parametrize(
+    ("decoder", "rests"), [("fused", True), ("compiled", True), ("compiled", False)]
+)
+def test_a_step_has_the_threads_that_suit_decoder_and_drafter(decoder: str, rests: bool) -> None:
     if decoder == "compiled" and library().code is None:
         pytest.skip(library().detail)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         drafter = Counting()
+        drafter.rests_threads = rests
         target = HFTarget(tiny_model("llama").bfloat16(), decoder=decoder)
         pieces = Engine(target, drafter, walk).stream([1, 2, 3], max_new_tokens=6)
         for _ in pieces:
             assert torch.get_num_threads() == 3, "whoever reads the pieces has all threads"
-        assert drafter.seen == {(1, 3) if decoder == "compiled" else (3, 3)}
+        assert drafter.seen == {(1, 3) if decoder == "compiled" and rests else (3, 3)}
         assert torch.get_num_threads() == num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -50,3 +55,19 @@ def test_they_are_back_after_an_error() -> None:
         assert torch.get_num_threads() == 1 and num_threads() == before
         raise ValueError("inside")
     assert torch.get_num_threads() == num_threads() == before
+
+
+def test_a_thread_that_begins_meanwhile_has_all_of_them() -> None:
+    """Also one whose first use of torch falls into another one's rest."""
+    before, seen = torch.get_num_threads(), []
+
+    def work() -> None:
+        with resting_threads():
+            seen.append((torch.get_num_threads(), num_threads()))
+        seen.append((torch.get_num_threads(), num_threads()))
+
+    with resting_threads():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen == [(1, before), (before, before)]

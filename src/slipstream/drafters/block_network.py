@@ -28,6 +28,8 @@ class BlockNetwork:
         target: gives embedding, head, number type and device.
     """
 
+    rests_threads = False
+
     def __init__(self, checkpoint: DFlashCheckpoint, target: Target) -> None:
         model, vocabulary = checkpoint.model, checkpoint.vocabulary
         self.dtype, self.device = target.spec.dtype, target.spec.device
@@ -96,6 +98,8 @@ class BlockNetwork:
 
 class CompiledBlocks(BlockNetwork):
     """The same, its layers and its head run by the compiled code of the target."""
+
+    rests_threads = True
 
     def _lay_out(self, head: Tensor, spec: TargetSpec) -> None:
         model = self._model

@@ -50,6 +50,7 @@ class ChainDrafter:
 
     def __init__(self, rollout: Rollout | ModelRollout) -> None:
         self._rollout = rollout
+        self.rests_threads = getattr(rollout, "rests_threads", False)
 
     @classmethod
     def from_checkpoint(cls, folder: Path | str, target: Target, growth: Growth) -> Self:

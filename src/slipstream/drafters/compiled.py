@@ -48,6 +48,7 @@ class CompiledNetwork:
 
     dtype = torch.bfloat16
     device = torch.device("cpu")
+    rests_threads = True
 
     def __init__(
         self,

@@ -71,6 +71,7 @@ class DFlashDrafter:
         self.taps = config.taps
         self.width = width
         self.network: BlockNetwork = block_network(checkpoint, target)
+        self.rests_threads = self.network.rests_threads
         size = len(checkpoint.vocabulary)
         self._kind = replace(growth, topk=min(growth.topk, size)).kind()
         self._children, self._is_marginal = growth.children, growth.tree == "best-first"

@@ -60,6 +60,7 @@ class EagleDrafter:
         self.taps = taps
         self._network = network
         self._rollout = rollout
+        self.rests_threads = rollout.rests_threads
         self._pending = Pending()
 
     @classmethod

@@ -162,6 +162,7 @@ class LookaheadDrafter:
     """
 
     name = "lookahead"
+    rests_threads = True
     taps: tuple[int, ...] = ()
     wants_choices = True
 

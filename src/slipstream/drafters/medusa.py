@@ -52,6 +52,7 @@ class MedusaDrafter:
         tap: int,
     ) -> None:
         self.taps = (tap,)
+        self.rests_threads = heads.rests_threads
         self._heads, self._build = heads, build
         self._target_ids, self._vocab_size = target_ids, vocab_size
         self._hidden: dict[int, Tensor] = {}  # row key to [D], of the newest verified position
@@ -153,6 +154,7 @@ class HeadNetwork:
 
     def __init__(self, checkpoint: MedusaCheckpoint, target: Target) -> None:
         self._dtype, device = target.spec.dtype, target.spec.device
+        self.rests_threads = target.spec.decoder == "compiled"  # then its products are, too
         self._model = copy.deepcopy(checkpoint.model).to(device, self._dtype)
         self._model.eval().requires_grad_(False)
         replace_linears(self._model, target.spec)

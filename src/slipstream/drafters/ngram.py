@@ -63,6 +63,7 @@ class NgramDrafter:
 
     name = "ngram"
     taps: tuple[int, ...] = ()
+    rests_threads = True
 
     def __init__(
         self, *, budget: int = 8, depth: int = 8, smallest: int = 1, largest: int = 3

@@ -15,6 +15,7 @@ class NoDrafter:
 
     name = "none"
     taps: tuple[int, ...] = ()
+    rests_threads = True
 
     def open(self, row: Row, features: Tensor | None) -> None:
         """Nothing to remember."""

@@ -39,6 +39,9 @@ class Drafter(Protocol):
     attribute `wants_choices = True` and gets, before each `observe`, a call of
     `read_choices(row, choices)`: choices [N] int64 is the target's likeliest token at each node.
 
+    A drafter that has no use for torch's threads, because it has no network or a compiled one, says
+    so with `rests_threads = True`.
+
     Attributes:
         name: for tables and errors.
         taps: indices into the target's hidden states whose features it wants, possibly empty.

@@ -109,6 +109,7 @@ class Rollout:
         vocab_size: int,
         children: str = "chosen",
     ) -> None:
+        self.rests_threads: bool = getattr(network, "rests_threads", False)
         self._network = network
         self._build = build
         self._target_ids = None if target_ids is None else target_ids.to(network.device)

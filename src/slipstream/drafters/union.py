@@ -39,6 +39,7 @@ class UnionDrafter:
         self.wants_choices = getattr(first, "wants_choices", False)
         self.name = f"{first.name}+{second.name}"
         self.taps = first.taps or second.taps
+        self.rests_threads = all(getattr(d, "rests_threads", False) for d in (first, second))
         self._parts = (first, second)
         self._budget = budget
 

@@ -10,6 +10,7 @@ Invariant, before and after: a row's cache holds all of its tokens but the last 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -52,7 +53,7 @@ def step(
     Raises:
         DrafterMismatchError: the drafter's trees do not belong to these rows.
     """
-    with threads_of(target.spec.decoder):
+    with _threads_of(target, drafter):
         return _step(rows, target, cache, drafter, verify, meter)
 
 
@@ -116,7 +117,7 @@ def prefill(
     A chunk is a chain tree that is accepted whole. The features of all chunks are joined, so
     nothing depends on the chunk size.
     """
-    with threads_of(target.spec.decoder):
+    with _threads_of(target, drafter):
         _prefill(row, target, cache, drafter, meter, chunk)
 
 
@@ -151,6 +152,12 @@ def _prefill(
         if not row.keeps_features:
             row.features.clear()
     row.prefill_seconds += meter.now() - begun
+
+
+def _threads_of(target: Target, drafter: Drafter) -> AbstractContextManager[None]:
+    """What torch's threads do: beside compiled passes they rest, where the drafter agrees."""
+    rests = getattr(drafter, "rests_threads", False)
+    return threads_of(target.spec.decoder) if rests else nullcontext()
 
 
 def _draft(rows: Sequence[Request], drafter: Drafter, vocab_size: int) -> list[DraftTree]:

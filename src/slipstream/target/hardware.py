@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -134,19 +136,35 @@ def resting_threads() -> Iterator[None]:
     """Let torch run its own operations on this thread alone; `num_threads` stays what it was.
 
     Between two compiled passes torch has a few small operations. To wake its threads for them, and
-    to put the passes' own threads back on their cores, takes longer than the operations: a fifth
-    of a step of the default model.
+    to put the passes' own threads back on their cores, takes longer than the operations.
+
+    Only this thread is told, and only torch's OpenMP: `torch.set_num_threads` tells all threads
+    that begin meanwhile too, and makes torch's other pool anew. Without OpenMP nothing changes.
     """
-    if getattr(_resting, "count", 0):
+    openmp = _openmp()
+    if openmp is None or getattr(_resting, "count", 0):
         yield
         return
-    _resting.count = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
+        _resting.count = torch.get_num_threads()  # which settles this thread's count, if new
+        openmp.omp_set_num_threads(1)
         yield
     finally:
-        torch.set_num_threads(_resting.count)
+        openmp.omp_set_num_threads(_resting.count)
         _resting.count = 0
+
+
+@cache
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that torch runs on, if it can be told apart."""
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    names = set(re.findall(r"/\S*lib(?:gomp|iomp5|omp)[-.\w]*\.so[.\d]*", maps))
+    own = [name for name in names if Path(name).is_relative_to(Path(torch.__file__).parents[1])]
+    found = own or sorted(names)
+    return ctypes.CDLL(found[0]) if len(found) == 1 else None
 
 
 def threads_of(decoder: str) -> contextlib.AbstractContextManager[None]:

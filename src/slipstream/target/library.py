@@ -98,7 +98,11 @@ def _short(text: str) -> str:
 def _built(compiler: str, options: tuple[str, ...], flags: set[str]) -> Path:
     """The library's file, compiled now if it is not there yet."""
     digest = hashlib.sha256(repr((options, sorted(flags))).encode())
-    digest.update(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+    except OSError as error:
+        raise subprocess.SubprocessError(f"{compiler} does not run: {error.strerror}") from error
+    digest.update(version)
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.read_bytes())
     path = cache_root() / f"pass-{digest.hexdigest()[:16]}.so"

@@ -315,7 +315,7 @@ class Stack:
         """Where the time of the last pass went, by part."""
         with self._alone:
             found = self._code.slipstream_seconds(self._open())
-        return {name: found[index] for index, name in enumerate(PARTS)}
+            return {name: found[index] for index, name in enumerate(PARTS)}
 
     def _call(
         self,
