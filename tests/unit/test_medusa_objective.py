@@ -91,4 +91,4 @@ def test_a_fresh_head_says_what_the_target_says():
     model = Medusa(MedusaConfig(D, 3, 2, V, V, True)).double()
     hidden, head = torch.randn(5, D, dtype=torch.float64), torch.randn(V, D, dtype=torch.float64)
     logits = model.logits(hidden, lambda x: x @ head.T)
-    assert torch.equal(logits, (hidden @ head.T).expand(3, 5, V))
+    torch.testing.assert_close(logits, (hidden @ head.T).expand(3, 5, V), rtol=1e-12, atol=1e-12)

@@ -158,7 +158,7 @@ def _calibration(named: Mapping[str, Reliability], name: str) -> Figure:
     """Confidence against acceptance, whole paths and depths."""
     count = sum(b.count for b in named["whole path"].bins) if "whole path" in named else 0
     svg = reliability_chart(named, title=f"Does {name} know when it is right?")
-    return Figure("calibration", svg, f"{CALIBRATION} {count:,} nodes.")
+    return Figure("calibration", svg, f"{CALIBRATION} {count} traced nodes.")
 
 
 def _places(places: Mapping[Place, Mapping[str, float]], name: str) -> Figure:
