@@ -85,14 +85,15 @@ def _step(
         emitted = row.accept(_tokens(tree, verdict), verdict.num_accepted)
         row.score(logits, verdict.path)
         cache.commit(row.slot, verdict.path[: len(emitted)])
-        if row.keeps_features and features is not None:
-            row.features.append(features[[*verdict.path[: len(emitted)]]])
+        of_path = None if features is None else _along(features, verdict.path)
+        if row.keeps_features and of_path is not None:
+            row.features.append(of_path[: len(emitted)])
         if row.is_finished:
             drafter.close(row)
         else:
             if getattr(drafter, "wants_choices", False):
                 drafter.read_choices(row, logits.argmax(-1))
-            drafter.observe(row, verdict, None if features is None else features[[*verdict.path]])
+            drafter.observe(row, verdict, of_path)
         turns.append((row, tree, verdict, emitted, _opinion(tree, logits) if row.trace else {}))
     lap = meter.lap().share(len(rows))
     steps = []
@@ -230,6 +231,11 @@ def _score(
         (output.logits[i, : len(tree)], None if features is None else features[i, : len(tree)])
         for i, tree in enumerate(trees)
     ]
+
+
+def _along(features: Tensor, path: Sequence[int]) -> Tensor:
+    """[P, K*D] of a path's nodes; uncopied where they are the whole tree, as a lone root is."""
+    return features if len(path) == len(features) else features[[*path]]
 
 
 def _tokens(tree: DraftTree, verdict: Verdict) -> list[int]:
