@@ -589,12 +589,12 @@ def load() -> str:
     file, value = _committed("load")
     lines = [
         "| clients | method | tokens/s | over plain batching "
-        "| first token, s | between tokens, s |",
+        "| first token, ms | between tokens, ms |",
         "|---|---|---|---|---|---|",
     ]
     for row in value["rows"]:
         first, between = (
-            " / ".join(f"{each:.2f}" for each in row[name])
+            " / ".join(f"{1000 * each:.0f}" for each in row[name])
             for name in ("first_token", "between_tokens")
         )
         over = "" if row["method"] == "none" else f"{row['over_plain']:.2f}"
