@@ -13,6 +13,7 @@ from slipstream.bench.equality import Divergence, Judge, first_difference, judge
 from slipstream.bench.lossless import answers, compare_answers
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
+from slipstream.sampling import Sampler
 from slipstream.types import Sampling
 from slipstream.verify.walk import walk
 
@@ -208,3 +209,21 @@ def test_an_answer_that_failed_makes_it_inconclusive():
     failed = [plain[0], replace(plain[1], finish_reason="error", token_ids=())]
     report = compare_answers([PROMPT, [9, 9]], plain, failed, judge(target))
     assert report.verdict == "inconclusive" and report.num_errors == 1
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_as_likely_tokens_at_the_edge_of_the_nucleus_are_a_tie(tied: bool) -> None:
+    """Which of two equals is the nucleus' last token is rounding's choice."""
+    least = 0.04 * (1 - 1e-7 if tied else 0.98)
+    logits = torch.tensor([0.9, 0.04, least, 0.02], dtype=torch.float64).log()
+    sampling = Sampling(temperature=1.0, top_p=0.925, seed=3)  # keeps the first two
+    sampler, found = Sampler(sampling, 4), 0
+    for position in range(4000):
+        noisy = logits + sampler.noise(position)
+        if int(noisy.argmax()) != 2 or int(noisy[:2].argmax()) != 0:
+            continue
+        found += 1
+        margin = equality._margin(logits, sampling, position, [0, 2])
+        assert margin < 1e-4 if tied else margin == float("inf")
+        assert equality._margin(logits, sampling, position, [0, 3]) == float("inf")
+    assert found > 20

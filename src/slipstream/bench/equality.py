@@ -136,24 +136,39 @@ class Judge:
 
 
 def _margin(logits: Tensor, sampling: Sampling, position: int, tokens: Ids) -> float:
-    """Contested margin of logits [V]; at the nucleus' edge, the kindest of three readings."""
+    """Contested margin of logits [V]: how far the worse of the tokens is from being chosen.
+
+    What rounding decides at the nucleus' edge is read either way, for each token the kindest: the
+    edge a little lower or higher, and whether a token as likely as the last one kept is in.
+    """
     if sampling.is_greedy:
-        readings = [sampling]
+        readings = [logits]
     else:
         edges = {1.0, 1 - EDGE, 1 + EDGE} if sampling.top_p < 1 else {1.0}
-        readings = [replace(sampling, top_p=min(sampling.top_p * edge, 1.0)) for edge in edges]
-    margins = []
-    for reading in readings:
-        scores = _scores(logits, Sampler(reading, logits.shape[-1]), position)
-        margins.append(float(scores.max() - scores[list(tokens)].min()))
-    return min(margins)
+        settings = [replace(sampling, top_p=min(sampling.top_p * edge, 1.0)) for edge in edges]
+        samplers = [Sampler(each, logits.shape[-1]) for each in settings]
+        readings = [
+            _log_probs(logits, sampler, with_tied=with_tied)
+            + sampler.noise(position).to(logits.device)
+            for sampler in samplers
+            for with_tied in (False, True)
+        ]
+    return max(min(float(scores.max() - scores[token]) for scores in readings) for token in tokens)
 
 
-def _scores(logits: Tensor, sampler: Sampler, position: int) -> Tensor:
-    """[V] what the argmax is taken of: logits [V], or log p + noise of the position."""
-    if sampler.is_greedy:
-        return logits
-    return sampler.probs(logits[None])[0].log() + sampler.noise(position).to(logits.device)
+def _log_probs(logits: Tensor, sampler: Sampler, *, with_tied: bool) -> Tensor:
+    """[V] log p of logits [V], up to a constant; -inf outside what is kept.
+
+    Args:
+        logits: [V].
+        sampler: its warp.
+        with_tied: keep what is as likely as the least likely of what is kept.
+    """
+    kept = sampler.probs(logits[None])[0] > 0
+    scaled = (logits - logits.max()) / sampler.sampling.temperature
+    if with_tied:
+        kept = kept | ((scaled - scaled[kept].min()).abs() <= TIE_MARGIN)
+    return scaled.masked_fill(~kept, float("-inf"))
 
 
 def _chunks(ids: Ids, width: int) -> Iterable[list[int]]:
