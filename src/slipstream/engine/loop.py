@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from slipstream.cache import SlotCache
 from slipstream.drafters.protocol import Drafter
@@ -18,6 +19,7 @@ from slipstream.engine.request import Request
 from slipstream.engine.scheduler import Scheduler
 from slipstream.engine.step import prefill, step
 from slipstream.engine.throttle import Throttle
+from slipstream.target.hardware import threads_of
 from slipstream.target.protocol import Target
 from slipstream.verify.protocol import Verify
 
@@ -108,7 +110,8 @@ class Loop:
         left = self._prefill_tokens
         while left > 0 and (row := self._next_prompt()) is not None:
             left -= min(self._chunk, row.num_prefill - self._cache.lengths[row.slot])
-            prefill(row, self._target, self._cache, self._drafter, self._meter, self._chunk)
+            with self._threads():
+                prefill(row, self._target, self._cache, self._drafter, self._meter, self._chunk)
             if row.is_finished:
                 self.scheduler.retire(row)
             if row.is_finished or row.is_prefilled:
@@ -130,11 +133,17 @@ class Loop:
         ready = (row for row in rows if row.slot >= 0)
         return sorted(ready, key=lambda row: row.slot)  # side by side in the cache
 
+    def _threads(self) -> AbstractContextManager[None]:
+        """What torch's threads do: beside compiled passes they rest, where the drafter agrees."""
+        rests = getattr(self._drafter, "rests_threads", False)
+        return threads_of(self._target.spec.decoder) if rests else nullcontext()
+
     def _step(self, rows: list[Request]) -> None:
         """One step, and what it gave for its time."""
         share = rows[0].share
         begun = self._meter.now()
-        steps = step(rows, self._target, self._cache, self._drafter, self._verify, self._meter)
+        with self._threads():
+            steps = step(rows, self._target, self._cache, self._drafter, self._verify, self._meter)
         if self._throttle is not None:
             tokens = sum(len(each.emitted) for each in steps)
             seconds = self._meter.now() - begun

@@ -10,7 +10,6 @@ Invariant, before and after: a row's cache holds all of its tokens but the last 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -20,7 +19,6 @@ from slipstream.drafters.protocol import Drafter
 from slipstream.engine.meter import Meter
 from slipstream.engine.request import Request
 from slipstream.errors import DrafterMismatchError, NumericError
-from slipstream.target.hardware import threads_of
 from slipstream.target.protocol import Target
 from slipstream.types import DraftTree, Step, Verdict
 from slipstream.verify.protocol import Verify
@@ -53,18 +51,6 @@ def step(
     Raises:
         DrafterMismatchError: the drafter's trees do not belong to these rows.
     """
-    with _threads_of(target, drafter):
-        return _step(rows, target, cache, drafter, verify, meter)
-
-
-def _step(
-    rows: Sequence[Request],
-    target: Target,
-    cache: SlotCache,
-    drafter: Drafter,
-    verify: Verify,
-    meter: Meter,
-) -> list[Step]:
     meter.start()
     with meter.span("draft"):
         trees = _draft(rows, drafter, target.spec.vocab_size)
@@ -118,18 +104,6 @@ def prefill(
     A chunk is a chain tree that is accepted whole. The features of all chunks are joined, so
     nothing depends on the chunk size.
     """
-    with _threads_of(target, drafter):
-        _prefill(row, target, cache, drafter, meter, chunk)
-
-
-def _prefill(
-    row: Request,
-    target: Target,
-    cache: SlotCache,
-    drafter: Drafter,
-    meter: Meter,
-    chunk: int,
-) -> None:
     begun = meter.now()
     start = cache.lengths[row.slot]
     tree = DraftTree.chain(row.tokens[start : start + chunk])
@@ -153,12 +127,6 @@ def _prefill(
         if not row.keeps_features:
             row.features.clear()
     row.prefill_seconds += meter.now() - begun
-
-
-def _threads_of(target: Target, drafter: Drafter) -> AbstractContextManager[None]:
-    """What torch's threads do: beside compiled passes they rest, where the drafter agrees."""
-    rests = getattr(drafter, "rests_threads", False)
-    return threads_of(target.spec.decoder) if rests else nullcontext()
 
 
 def _draft(rows: Sequence[Request], drafter: Drafter, vocab_size: int) -> list[DraftTree]:

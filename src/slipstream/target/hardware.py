@@ -145,12 +145,13 @@ def resting_threads() -> Iterator[None]:
     if openmp is None or getattr(_resting, "count", 0):
         yield
         return
+    count = torch.get_num_threads()  # which settles this thread's count, if new
     try:
-        _resting.count = torch.get_num_threads()  # which settles this thread's count, if new
+        _resting.count = count
         openmp.omp_set_num_threads(1)
         yield
     finally:
-        openmp.omp_set_num_threads(_resting.count)
+        openmp.omp_set_num_threads(count)
         _resting.count = 0
 
 
