@@ -22,10 +22,10 @@ from slipstream.bench.calibration import Judged
 from slipstream.bench.environment import describe
 from slipstream.bench.results import dumps, write_whole
 from slipstream.bench.tasks import read_task
+from slipstream.report.drafting_figures import MOST_PLACES
 
 KIND = "slipstream confidence"
 DEPTH, CHILDREN = 3, 2
-PLACES = 7  # as many as a chart has colours
 
 
 def decode(
@@ -51,7 +51,7 @@ def decode(
 def summarise(contexts: Mapping[str, Sequence[Judged]]) -> dict[str, Any]:
     """Reliability of paths and of each depth, and acceptance by place and context."""
     nodes = calibration.nodes(tree for trees in contexts.values() for tree in trees)
-    places = calibration.by_place(contexts, max_places=PLACES)
+    places = calibration.by_place(contexts, max_places=MOST_PLACES)
     return {
         "num_nodes": len(nodes),
         "joint": calibration.joint(nodes).to_dict(),

@@ -100,13 +100,14 @@ def measure(model: str, method: str, dtype: str, tokens: int) -> dict[str, Any]:
 def weight_bytes(target: Any) -> int:
     """Of a target's weights in the number type it runs in, tied ones once."""
     embedding, head = target.embedding(), target.head()
-    tensors = {id(embedding): embedding, id(head): head}
-    if embedding.data_ptr() == head.data_ptr():
-        tensors.pop(id(head), None)
+    is_tied = embedding.data_ptr() == head.data_ptr()
     layers = [target.layer_weights(index) for index in range(target.spec.num_layers)]
-    count = sum(t.numel() for t in tensors.values()) + sum(
-        t.numel() for layer in layers for t in layer.values()
-    )
+    tensors = [
+        embedding,
+        *([] if is_tied else [head]),
+        *(t for one in layers for t in one.values()),
+    ]
+    count = sum(tensor.numel() for tensor in tensors)
     return count * embedding.element_size()
 
 

@@ -67,9 +67,6 @@ CLAIMS = (
 _PARTS = ("draft", "target", "other")
 ACCEPTANCE = "benchmarks/results/acceptance.json"
 DRAFT_COST = "benchmarks/results/draft_cost.json"
-PREDICTIONS_SCRIPT = "benchmarks/predictions.py"
-PREDICTIONS = "benchmarks/results/predictions.json"
-CONFIDENCE = "benchmarks/results/confidence.json"
 ARXIV = re.compile(r"arXiv:(\d{4}\.\d{5})")
 PAPERS = {
     "1706.04599": "Guo et al., On Calibration of Modern Neural Networks",
@@ -339,7 +336,7 @@ def pictures() -> dict[Path, str]:
         drawn[path.with_suffix(".svg")] = speedups(value)
         for figure in of_bench(value):
             drawn[ROOT / "docs" / "images" / f"{path.stem}-{figure.name}.svg"] = figure.svg
-    for name, found in _confidence().get("methods", {}).items():
+    for name, found in _committed("confidence")[1]["methods"].items():
         for figure in of_confidence(found, name):
             drawn[ROOT / "docs" / "images" / f"{figure.name}-{name}.svg"] = figure.svg
     return drawn
@@ -410,27 +407,19 @@ def draft_cost() -> str:
 
 def confidence(name: str) -> str:
     """A method's figures of confidence and of acceptance by place, for its page."""
-    value = _confidence()
-    if name not in value.get("methods", {}):
-        return f"No result is committed yet; `python benchmarks/confidence.py --out {CONFIDENCE}`."
+    file, value = _committed("confidence")
     parts = [
         f"![{figure.name}](../images/{figure.name}-{name}.svg)\n\n{figure.caption}"
         for figure in of_confidence(value["methods"][name], name)
     ]
     where, how = value["environment"], value["settings"]
     parts.append(
-        f"[`{CONFIDENCE}`](../../{CONFIDENCE}): `python benchmarks/confidence.py`, "
+        f"[`{file}`](../../{file}): `python benchmarks/confidence.py`, "
         f"{where['model']}, {where['dtype']}, {how['limit']} prompts each of {how['tasks']}, "
         f"{how['tokens']} tokens an answer at temperature {how['temperature']:g}; a tree of fixed "
         f"shape, {how['topk']} children a node, {how['depth']} deep."
     )
     return "\n\n".join(parts)
-
-
-def _confidence() -> dict:
-    """The committed result, or nothing."""
-    path = ROOT / CONFIDENCE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def zoo() -> str:
@@ -613,9 +602,7 @@ def load() -> str:
 
 def predictions() -> str:
     """What `tune` predicted beside what was measured, setting by setting."""
-    if not (ROOT / PREDICTIONS).is_file():
-        return f"No result is committed yet; `python {PREDICTIONS_SCRIPT} --out {PREDICTIONS}`."
-    value = json.loads((ROOT / PREDICTIONS).read_text(encoding="utf-8"))
+    file, value = _committed("predictions")
     lines = ["| task | setting | τ: predicted, measured | speed-up: predicted, measured |"]
     lines.append("|---|---|---|---|")
     for row in value["rows"]:
@@ -627,7 +614,7 @@ def predictions() -> str:
         lines.append(f"| {row['task']} | `{row['name']}` | {cells[0]} | {cells[1]} |")
     where, asked = value["environment"], value["settings"]
     return "\n".join(lines) + (
-        f"\n\n[`{PREDICTIONS}`](../{PREDICTIONS}): median error of τ "
+        f"\n\n[`{file}`](../{file}): median error of τ "
         f"{value['median_tau_error']:.1%}, of the speed-up {value['median_speedup_error']:.1%}, "
         f"over {len(value['rows'])} settings. {where['model']}, {where['dtype']}, "
         f"{machine(where)}, {where['num_threads']} threads, {asked['limit']} prompts a task, half "
@@ -640,8 +627,9 @@ def rows() -> str:
     file, value = _committed("rows_greedy")
     found = {(row["method"], row["num_rows"]): row for row in value["rows"]}
     sizes = sorted({size for _, size in found})
+    heads = [f"{n} row{'s' * (n > 1)}" for n in sizes]
     lines = [
-        f"| setup | {' | '.join(f'{n} row{chr(115) * (n > 1)}' for n in sizes)} |",
+        f"| setup | {' | '.join(heads)} |",
         "|---" * (len(sizes) + 1) + "|",
     ]
     for setup in dict.fromkeys(row["method"] for row in value["rows"]):

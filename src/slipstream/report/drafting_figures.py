@@ -26,8 +26,7 @@ def of_tune(result: Result) -> list[Figure]:
     """Every figure that a tune result has the numbers for."""
     made = [*_cost_curve(result), *_draft_costs(result), *_judged(result)]
     for method, found in (result.get("acceptance") or {}).items():
-        named = {"whole path": found.get("joint"), **_by_depth(found.get("calibration") or {})}
-        read = {name: _reliability(one) for name, one in named.items() if one and one["bins"]}
+        read = _read(found.get("joint"), found.get("calibration") or {})
         if read:
             svg = reliability_chart(read, title=f"Does {method} know when it is right?")
             made.append(Figure(f"calibration-{method}", svg, CALIBRATION))
@@ -93,8 +92,11 @@ def _judged(result: Result) -> list[Figure]:
     return [Figure("judged", svg, caption)]
 
 
-def _by_depth(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"depth {depth}": one for depth, one in list(found.items())[:MOST_DEPTHS]}
+def _read(joint: Mapping[str, Any] | None, by_depth: Mapping[str, Any]) -> dict[str, Reliability]:
+    """The curves of a result that hold a node: of whole paths, and of the first depths."""
+    depths = {f"depth {depth}": one for depth, one in list(by_depth.items())[:MOST_DEPTHS]}
+    named = {"whole path": joint, **depths}
+    return {name: _reliability(one) for name, one in named.items() if one and one["bins"]}
 
 
 def _reliability(value: Mapping[str, Any]) -> Reliability:
@@ -109,8 +111,7 @@ def of_confidence(found: Mapping[str, Any], name: str) -> list[Figure]:
         found: the method's part of the result.
         name: the method, for titles.
     """
-    named = {"whole path": found["joint"], **_by_depth(found["by_depth"])}
-    read = {title: _reliability(one) for title, one in named.items() if one["bins"]}
+    read = _read(found["joint"], found["by_depth"])
     places = {tuple(one["place"]): one["accepted"] for one in found["places"]}
     return [_calibration(read, name), _places(places, name)]
 

@@ -223,11 +223,8 @@ class Stack:
         state_norm: Tensor | None = None,
         keeps_normed: bool = False,
     ) -> None:
-        found = library()
-        if found.code is None:
-            raise UnsupportedTargetError(f"no compiled pass: {found.detail}")
+        self._code, self._angles = _code("pass"), angles
         use_noise(gumbel)
-        self._code, self._angles = found.code, angles
         self.vocab_size = vocab_size
         self._held: list[Tensor] = []  # what the structures point to
         self._layers = (_Layer * len(layers))(*map(self._layer, layers))
@@ -417,13 +414,11 @@ def rank(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Raises:
         UnsupportedTargetError: there is no compiled code on this machine.
     """
-    found = library()
-    if found.code is None:
-        raise UnsupportedTargetError(f"no compiled ranking: {found.detail}")
+    code = _code("ranking")
     scores = scores.contiguous()
     best = _room(len(scores), count)
     ids = _room(len(scores), count, dtype=torch.int64)
-    found.code.slipstream_rank(
+    code.slipstream_rank(
         scores.data_ptr(), len(scores), scores.shape[1], count, best.data_ptr(), ids.data_ptr()
     )
     return best, ids
@@ -439,12 +434,17 @@ def gumbel(key: int, count: int) -> Tensor:
     Raises:
         UnsupportedTargetError: there is no compiled code on this machine.
     """
+    code, noise = _code("noise"), _room(count)
+    code.slipstream_noise(key, count, noise.data_ptr())
+    return noise
+
+
+def _code(what: str) -> ctypes.CDLL:
+    """The compiled code, or the reason why there is none of `what`."""
     found = library()
     if found.code is None:
-        raise UnsupportedTargetError(f"no compiled noise: {found.detail}")
-    noise = _room(count)
-    found.code.slipstream_noise(key, count, noise.data_ptr())
-    return noise
+        raise UnsupportedTargetError(f"no compiled {what}: {found.detail}")
+    return found.code
 
 
 def _room(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
