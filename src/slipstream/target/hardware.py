@@ -27,6 +27,9 @@ WEIGHTS = ("int8", "int4", "w8a8", "w4a8")
 
 AMD = "amd"  # beside a processor's flags: its dot products of bfloat16 are fast
 
+HUGE_PAGE = 2 << 20  # bytes, of x86-64 and most of ARM
+MADV_HUGEPAGE = 14  # of Linux
+
 MAX_THREADS = 1024  # torch crashes where the system has no room for its threads
 
 
@@ -108,6 +111,20 @@ def return_memory() -> None:
     """Give freed memory back to the system, where the C library would keep it (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def room_in_huge_pages(num_bytes: int) -> torch.Tensor:
+    """[num_bytes] uint8 for numbers that every pass reads, in large pages where there are any.
+
+    A pass reads the weights faster that way: there are fewer pages to look up, and a processor
+    that reads ahead stops at the end of a page. Nothing is written, so memory is taken as it fills.
+    """
+    room = torch.empty(num_bytes + HUGE_PAGE, dtype=torch.uint8, device="cpu")
+    room = room[-room.data_ptr() % HUGE_PAGE :][:num_bytes]
+    with contextlib.suppress(OSError, AttributeError):
+        advise = ctypes.CDLL(None).madvise
+        advise(ctypes.c_void_p(room.data_ptr()), ctypes.c_size_t(num_bytes), MADV_HUGEPAGE)
+    return room
 
 
 def use_threads(threads: int | None) -> int:

@@ -20,7 +20,7 @@ from slipstream.errors import UnsupportedTargetError
 from slipstream.sampling import use_noise
 from slipstream.target.hardware import num_threads
 from slipstream.target.library import library
-from slipstream.target.tiles import TileProduct
+from slipstream.target.tiles import TileProduct, settle
 
 HEAD_SIZES = (16, 32, 64, 96, 128, 160, 192, 256)
 PARTS = ("projections", "attention", "mlp", "head", "other")  # in native/pass.cpp's order
@@ -105,6 +105,10 @@ class StackLayer:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     window: int = 0
+
+    def weights(self) -> tuple[TileProduct, ...]:
+        """In the order in which a pass reads them."""
+        return self.qkv, self.output, self.gate_up, self.down
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +231,8 @@ class Stack:
         use_noise(gumbel)
         self.vocab_size = vocab_size
         self._held: list[Tensor] = []  # what the structures point to
+        products = [join, *(weight for layer in layers for weight in layer.weights()), head]
+        settle([product for product in products if product is not None])
         self._layers = (_Layer * len(layers))(*map(self._layer, layers))
         self._model = _Model(
             num_layers=len(layers),

@@ -7,14 +7,17 @@ after its numbers are multiplied, so that no weight is rounded again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from slipstream.errors import ShapeError
+from slipstream.target.hardware import return_memory, room_in_huge_pages
 
 BLOCK, STRIP = 32, 16
+LINE = 64  # bytes at which every product begins
 PACKED = BLOCK * STRIP // 2  # bytes of 4-bit numbers in a block
 MIDDLE = 128  # added to 8-bit numbers to make them halves without sign
 
@@ -90,6 +93,7 @@ class TileProduct:
         rounds_inputs: bool = False,
     ) -> None:
         self.rounds_inputs = rounds_inputs
+        self._is_settled = False
         numbers = weight.numbers if isinstance(weight, Quantised) else weight
         self.outputs, self.inputs = numbers.shape
         self._is_gated = is_gated
@@ -163,6 +167,21 @@ class TileProduct:
         if not self._is_gated:
             return rows
         return rows.view(-1, 2, STRIP, *rows.shape[1:]).transpose(0, 1).reshape(rows.shape)
+
+
+def settle(products: Sequence[TileProduct]) -> None:
+    """Move products into one room of large pages, in the order in which a pass reads them.
+
+    A product that is shared with another model stays where it was moved to first.
+    """
+    products = [product for product in products if not product._is_settled]
+    sizes = [-(-product.num_bytes // LINE) * LINE for product in products]
+    room = room_in_huge_pages(sum(sizes))
+    for product, part in zip(products, room.split(sizes), strict=True):
+        part = part[: product.num_bytes]
+        part.copy_(product.data)
+        product.data, product._is_settled = part, True
+        return_memory()  # of what was copied, before the next one is
 
 
 def _rows(tiles: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 // Threads that share the parts of a job, and wait without spinning between passes.
 //
-// Parts are taken one by one, so a thread that loses its core to another process delays only the
-// part it holds; the others do the rest.
+// A thread begins with a stretch of its own, so that it reads memory in one go. Parts are taken one
+// by one, and when a thread has none left it takes from the others: one that loses its core to
+// another process delays only the part it holds.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +17,7 @@
 
 class Pool {
  public:
-  explicit Pool(int num_threads) {
+  explicit Pool(int num_threads) : tickets_(num_threads) {
     for (int i = 1; i < num_threads; ++i) threads_.emplace_back([this, i] { serve(i); });
   }
 
@@ -41,20 +42,33 @@ class Pool {
     call_ = [](void* what, int part, int thread) { (*static_cast<Body*>(what))(part, thread); };
     what_ = &body;
     done_.store(0, std::memory_order_relaxed);
-    const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 48) + 1;
-    ticket_.store(job << 48 | (uint64_t)parts << 24, std::memory_order_release);
+    ++job_;
+    for (int t = 0; t < size(); ++t) {
+      const uint64_t begin = (int64_t)parts * t / size(), end = (int64_t)parts * (t + 1) / size();
+      tickets_[t].next.store(job_ << 48 | end << 24 | begin, std::memory_order_release);
+    }
     while (take(0)) {}
     for (int spins = 0; done_.load(std::memory_order_acquire) < parts;) relax(spins);
   }
 
  private:
-  // A ticket: which job (16 bits), how many parts (24), the next one (24).
+  struct alignas(64) Ticket {  // which job (16 bits), where a stretch ends (24), its next part (24)
+    std::atomic<uint64_t> next{0};
+  };
+
+  // One part: of the thread's own stretch, else of another's.
   bool take(int thread) {
-    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    for (int i = 0; i < size(); ++i)
+      if (take_from(tickets_[(thread + i) % size()].next, thread)) return true;
+    return false;
+  }
+
+  bool take_from(std::atomic<uint64_t>& stretch, int thread) {
+    uint64_t ticket = stretch.load(std::memory_order_acquire);
     for (;;) {
-      const uint64_t next = ticket & 0xffffff, parts = ticket >> 24 & 0xffffff;
-      if (next >= parts) return false;
-      if (ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
+      const uint64_t next = ticket & 0xffffff, end = ticket >> 24 & 0xffffff;
+      if (next >= end) return false;
+      if (stretch.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) {
         call_(what_, static_cast<int>(next), thread);
         done_.fetch_add(1, std::memory_order_release);
         return true;
@@ -91,7 +105,8 @@ class Pool {
 
   std::vector<std::thread> threads_;
   std::atomic<int> awake_{0};
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  std::vector<Ticket> tickets_;  // of each thread
+  uint64_t job_ = 0;
   alignas(64) std::atomic<int> done_{0};
   void (*call_)(void*, int, int) = nullptr;
   void* what_ = nullptr;

@@ -187,7 +187,7 @@ static inline void add_lines(__m512 (&sum)[kCount][kStrips], const Bf16* x, int 
     __m512bh w[kStrips];
     for (int s = 0; s < kStrips; ++s) {
       const Bf16* at = strips[s] + pair * kBlock;
-      _mm_prefetch(reinterpret_cast<const char*>(at + 2 * kTile), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(at + 4 * kTile), _MM_HINT_T1);
       w[s] = (__m512bh)_mm512_load_si512(at);
     }
     for (int r = 0; r < kCount; ++r) {
@@ -232,37 +232,56 @@ static inline void add_lines(__m512 (&sum)[kCount][kStrips], const float* x, int
 
 #endif
 
-// As many rows as there are sums in registers, by two strips.
-template <int kCount>
-static void multiply_rows(const Number* x, const Bf16* a, const Bf16* b, int blocks, float* out) {
-  __m512 sum[kCount][2];
-  for (auto& row : sum) row[0] = row[1] = _mm512_setzero_ps();
+// As many rows as there are sums in registers, by one or two strips, `apart` numbers after each other.
+template <int kCount, int kStrips>
+static void multiply_rows(const Number* x, const Bf16* strip, int64_t apart, int blocks, float* out) {
+  __m512 sum[kCount][kStrips];
+  for (auto& row : sum)
+    for (auto& one : row) one = _mm512_setzero_ps();
   for (int k = 0; k < blocks; ++k) {
-    const Bf16* const strips[2] = {a + k * kTile, b + k * kTile};
-    add_lines<kCount, 2>(sum, x + k * kTile, kBlock, strips, kBlock / 2);
+    const Bf16* strips[kStrips];
+    for (int s = 0; s < kStrips; ++s) strips[s] = strip + s * apart + k * kTile;
+    add_lines<kCount, kStrips>(sum, x + k * kTile, kBlock, strips, kBlock / 2);
   }
   for (int r = 0; r < kCount; ++r)
-    for (int s = 0; s < 2; ++s) _mm512_storeu_ps(out + r * kRows + 16 * s, sum[r][s]);
+    for (int s = 0; s < kStrips; ++s) _mm512_storeu_ps(out + r * kRows + 16 * s, sum[r][s]);
 }
 
-constexpr int kAtOnce = 12;
-
-template <int kCount = kAtOnce>
-static inline void multiply_some(int count, const Number* x, const Bf16* a, const Bf16* b,
+template <int kCount, int kStrips>
+static inline void multiply_some(int count, const Number* x, const Bf16* strip, int64_t apart,
                                  int blocks, float* out) {
   if constexpr (kCount > 1)
-    if (count < kCount) return multiply_some<kCount - 1>(count, x, a, b, blocks, out);
-  multiply_rows<kCount>(x, a, b, blocks, out);
+    if (count < kCount)
+      return multiply_some<kCount - 1, kStrips>(count, x, strip, apart, blocks, out);
+  multiply_rows<kCount, kStrips>(x, strip, apart, blocks, out);
 }
+
+// Rows that two strips, and that one strip, are multiplied by at once. Up to 16 rows the weights
+// should pass by once, at the pace of memory; the fewer the loads, the faster are the products.
+#ifdef USES_DOT
+constexpr int kByTwo = 8, kByOne = 16;
+#else
+constexpr int kByTwo = 12, kByOne = 0;
+#endif
 
 // out [32, 32] = `blocks` blocks of up to 32 rows (`y` the second 16) by two strips.
 static inline void multiply_tiles(int rows, const Number* x, const Number* y, const Bf16* a,
                                   const Bf16* b, int blocks, float* out) {
   for (int first = 0; first < rows;) {
     int count = rows - first < 16 - first % 16 ? rows - first : 16 - first % 16;
-    if (count > kAtOnce) count = (count + 1) / 2;
-    multiply_some(count, (first < 16 ? x : y) + first % 16 * kBlock, a, b, blocks,
-                  out + first * kRows);
+    const Number* from = (first < 16 ? x : y) + first % 16 * kBlock;
+    float* to = out + first * kRows;
+    if constexpr (kByOne > 0) {
+      if (count > kByTwo) {
+        multiply_some<kByOne, 1>(count, from, a, 0, blocks, to);
+        multiply_some<kByOne, 1>(count, from, b, 0, blocks, to + 16);
+        first += count;
+        continue;
+      }
+    } else if (count > kByTwo) {
+      count = (count + 1) / 2;
+    }
+    multiply_some<kByTwo, 2>(count, from, a, b - a, blocks, to);
     first += count;
   }
 }
