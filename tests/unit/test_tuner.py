@@ -124,6 +124,27 @@ def test_a_prediction_that_does_not_hold_elsewhere_is_not_followed():
     assert "Do not speculate here" in said[0] and "0.90" in said[0]
 
 
+def test_an_interrupted_judgement_is_no_judgement():
+    target = TableTarget(vocab_size=17, order=1)
+    plain, load = Engine(target, NoDrafter(), walk), loader(target)
+    told, answer = [], plain.generate
+
+    def interrupted_later(*prompts, **arguments):
+        told.append(prompts)
+        if len(told) == 2:  # the first call is recorded, the second one judges
+            raise KeyboardInterrupt
+        return answer(*prompts, **arguments)
+
+    plain.generate = interrupted_later
+    prompts = [BenchPrompt("t", str(i), (i, 2)) for i in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        tuner.tune(
+            lambda name, **options: plain if name == "none" else load(name, **options),
+            ["ngram"], prompts, ARGUMENTS, repeats=1,
+        )  # fmt: skip
+    assert len(told) == 2
+
+
 def test_answers_that_loop_do_not_count():
     constant = TableTarget(vocab_size=5, order=1, edit=lambda c, logits: logits.roll(0) * 0 + 1)
     arguments = ARGUMENTS | {"max_new_tokens": 60}

@@ -286,7 +286,11 @@ def _judge(
     arguments: Mapping[str, Any],
     more: Sequence[Prediction],
 ) -> None:
-    """Measure every method's best, and its default, beside their predictions on other prompts."""
+    """Measure every method's best, and its default, beside their predictions on other prompts.
+
+    Raises:
+        KeyboardInterrupt: before every prompt was answered by every setting.
+    """
     defaults = _defaults(found)
     predicted = {
         one.setting.name: one
@@ -299,6 +303,8 @@ def _judge(
     for name, one in predicted.items():
         engines[name] = load(one.setting.method, **one.setting.options())
     measured = runner.measure(engines, prompts, {**arguments, "num_rows": 1})
+    if measured.is_partial:
+        raise KeyboardInterrupt  # a few prompts are no judgement
     reference = measured.samples[PLAIN.name]
     for name, one in predicted.items():
         samples = measured.samples[name]
