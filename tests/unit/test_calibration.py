@@ -67,6 +67,19 @@ def test_a_drafter_without_probabilities_has_rates_but_no_reliability():
     assert calibration.by_depth_and_rank(found).rates() == [[1.0]]
 
 
+def test_what_nobody_gave_a_probability_is_not_counted_as_unsure():
+    """A copied node beside a drafted one, and a drafted one below it."""
+    log_probs = torch.tensor([0.0, -0.5, float("nan"), -0.25])
+    tree = DraftTree(torch.tensor([9, 1, 2, 3]), torch.tensor([-1, 0, 0, 2]), log_probs=log_probs)
+    found = calibration.nodes([(tree, Verdict((0, 2, 3), next_token=7))])
+    assert [node.confidence for node in found][1] is None
+    assert [node.joint for node in found][1:] == [None, None]
+    assert calibration.by_depth(found)[1].bins[0].count == 1
+    assert calibration.by_depth(found)[2].bins[0].confidence == pytest.approx(0.7788, abs=1e-4)
+    assert sum(each.count for each in calibration.joint(found).bins) == 1
+    assert calibration.by_depth_and_rank(found).rates() == [[0.0, 1.0], [1.0, None]]
+
+
 def test_places_over_contexts_keep_contexts_apart():
     found = calibration.by_place({"easy": [(TREE, SECOND_CHILD)], "hard": [(TREE, REFUSED)]})
     assert found[(0,)] == {"easy": 1.0, "hard": 0.0}

@@ -12,7 +12,7 @@ import torch
 
 from report_samples import PLAIN, ROW, bench, make_trace
 from slipstream.errors import DataError
-from slipstream.report import MARK, drafting_figures, figures, results_page, trace
+from slipstream.report import MARK, drafting_figures, figures, results_page, trace, tree_view
 from slipstream.types import DraftTree, Step, Verdict
 
 HOSTILE = "</script></style><img src=x onerror=alert(1)>\"'&"
@@ -157,6 +157,17 @@ def test_a_trace_survives_its_file():
     assert torch.equal(read.steps[0].target_log_probs, made.steps[0].target_log_probs)
 
 
+def test_unknown_is_not_impossible_in_a_traces_file():
+    made = make_trace()
+    tree = replace(made.steps[0].tree, log_probs=torch.tensor([0.0, float("nan"), -float("inf")]))
+    steps = (replace(made.steps[0], tree=tree),)
+    (read,) = trace.loads(json.loads(trace.dumps([replace(made, steps=steps)], {})), "x.json")
+    assert read.steps[0].tree.log_probs.isnan().tolist() == [False, True, False]
+    assert read.steps[0].tree.log_probs[2] == -float("inf")
+    root = tree_view.boxes(read.steps[0])
+    assert {box.token: box.q for box in root.children} == {2: None, 3: 0.0}
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -186,6 +197,15 @@ def test_lossy_rows_and_rows_that_promise_no_tokens_say_so():
     page = results_page.render(sources)
     assert "eagle3 (lossy)" in page and "<td>in law only</td>" in page
     assert "token for token</span>" not in page
+
+
+def test_the_headline_counts_methods_that_are_wrong_everywhere():
+    wrong = {"identical": 0, "ties": 0, "different": 4, "speedup": None, "speedup_ci": None}
+    rows = [PLAIN, ROW, ROW | {"method": "broken"} | wrong]
+    page = results_page.render(results_page.Sources(benches=[("b.json", bench(rows))]))
+    assert "<b>4/8</b>" in page and "<b>1.50×</b>" in page
+    page = results_page.render(results_page.Sources(benches=[("b.json", bench([PLAIN, rows[2]]))]))
+    assert "<b>0/4</b>" in page and "best speed-up" not in page
 
 
 def test_results_of_older_versions_have_no_latency_figure():

@@ -10,6 +10,7 @@ tree over contexts; confidence approximates acceptance); Guo et al. 2017, arXiv:
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,8 +34,9 @@ class Node:
 
     Args:
         place: ranks from the root's child down.
-        confidence: q of the node given its parent; None where the drafter has none.
-        joint: product of the confidences along its path; None likewise.
+        confidence: q of the node given its parent; None where the drafter has none, as of a
+            copied node.
+        joint: product of the confidences along its path; None where one of them is.
         is_tried: its parent was kept.
         is_accepted: it was kept itself.
     """
@@ -102,25 +104,33 @@ def nodes(trees: Iterable[Judged]) -> list[Node]:
         kept = set(verdict.path)
         places: list[Place] = [()]
         num_children = [0] * len(tree)
-        joint = [1.0] * len(tree)
-        given = None if tree.log_probs is None else tree.log_probs.double().exp().tolist()
+        joint: list[float | None] = [1.0] * len(tree)
+        given = _confidences(tree)
         for node, parent in enumerate(tree.parents.tolist()):
             if node == 0:
                 continue
             places.append((*places[parent], num_children[parent]))
             num_children[parent] += 1
-            confidence = None if given is None else given[node]
-            joint[node] = joint[parent] * (confidence or 0.0)
+            confidence, above = given[node], joint[parent]
+            joint[node] = None if confidence is None or above is None else above * confidence
             found.append(
                 Node(
                     places[node],
                     confidence,
-                    None if confidence is None else joint[node],
+                    joint[node],
                     is_tried=parent in kept,
                     is_accepted=node in kept,
                 )
             )
     return found
+
+
+def _confidences(tree: DraftTree) -> list[float | None]:
+    """The drafter's probability of each node; None where it gave none (NaN)."""
+    if tree.log_probs is None:
+        return [None] * len(tree)
+    given = tree.log_probs.double().exp().tolist()
+    return [None if math.isnan(probability) else probability for probability in given]
 
 
 def reliability(

@@ -164,11 +164,12 @@ def _step_value(step: Step) -> dict[str, object]:
     }
 
 
-def _nats(values: Tensor | None) -> list[float | None] | None:
-    """[N] nats as JSON: null where a token was impossible."""
+def _nats(values: Tensor | None) -> list[float | str | None] | None:
+    """[N] nats as JSON: null where nobody knows (NaN), "-inf" where a token was impossible."""
     if values is None:
         return None
-    return [value if math.isfinite(value) else None for value in values.tolist()]
+    named = (None if math.isnan(value) else value for value in values.tolist())
+    return [value if value is None or math.isfinite(value) else str(value) for value in named]
 
 
 def _trace(value: Mapping[str, Any]) -> Trace:
@@ -206,7 +207,7 @@ def _step(value: Mapping[str, Any]) -> Step:
     )
 
 
-def _tensor(values: Sequence[float | None] | None) -> Tensor | None:
+def _tensor(values: Sequence[float | str | None] | None) -> Tensor | None:
     if values is None:
         return None
-    return torch.tensor([-math.inf if value is None else value for value in values])
+    return torch.tensor([math.nan if value is None else float(value) for value in values])

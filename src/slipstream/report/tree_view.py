@@ -143,10 +143,13 @@ def token_label(text: str) -> str:
 
 
 def _most_probable(step: Step, max_nodes: int) -> list[int]:
-    """The root, the accepted path, then nodes by joint probability, parents always kept."""
+    """The root, the accepted path, then nodes by joint probability, parents always kept.
+
+    A node of unknown probability stands where its parent does.
+    """
     tree = step.tree
     parents = tree.parents.tolist()
-    logs = [0.0] * len(parents) if tree.log_probs is None else tree.log_probs.tolist()
+    logs = [0.0] * len(parents) if tree.log_probs is None else tree.log_probs.nan_to_num(0).tolist()
     joint = [0.0] * len(parents)
     for node in range(1, len(parents)):
         joint[node] = joint[parents[node]] + min(0.0, logs[node])
@@ -160,11 +163,11 @@ def _most_probable(step: Step, max_nodes: int) -> list[int]:
 
 
 def _probability(log_probs: object, node: int) -> float | None:
-    """The exponential of an entry of a [N] nats tensor; None for the root or without a tensor."""
+    """The exponential of an entry of a [N] nats tensor; None for the root and where unknown."""
     if log_probs is None or node == 0:
         return None
-    value = math.exp(min(0.0, float(log_probs[node])))  # type: ignore[index]
-    return value if math.isfinite(value) else None
+    value = float(log_probs[node])  # type: ignore[index]
+    return None if math.isnan(value) else math.exp(min(0.0, value))
 
 
 def _layout(box: Box, row: int) -> int:
