@@ -71,7 +71,7 @@ def measure(
     for point in AXES[axis]:
         if point["context"] + point["n"] > target.spec.max_length:
             continue
-        seconds = statistics.median(times(pass_of(target, **point), repeats))
+        seconds = statistics.median(times(pass_of(target, **point), repeats, target.spec.device))
         work = work_of(target, **point)
         attention = machine.limit(*work["attention"])
         limit = sum(machine.limit(*each) for each in work.values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from fakes import tiny_model
-from slipstream.bench.profile import Machine, measure_machine, profile, work_of
+from slipstream.bench import profile as profiling
+from slipstream.bench.profile import Machine, measure_machine, profile, times, work_of
 from slipstream.target.hf import HFTarget
 
 
@@ -23,6 +24,21 @@ def test_a_limit_is_the_larger_of_reading_and_multiplying() -> None:
     machine = Machine(bandwidth=10.0, rate=100.0)
     assert machine.limit(50, 100) == 5.0
     assert machine.limit(10, 1000) == 10.0
+
+
+def test_a_devices_work_is_waited_for_before_both_readings(monkeypatch) -> None:
+    """A device that computes for 10 s per call, while the call itself returns at once."""
+    clock, queued = [0.0], [3.0]  # something was asked before
+
+    def wait(_device) -> None:
+        clock[0] += queued[0]
+        queued[0] = 0.0
+
+    monkeypatch.setattr(torch.cuda, "synchronize", wait)
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: clock[0])
+    run = lambda: queued.__setitem__(0, queued[0] + 10.0)  # noqa: E731
+    assert times(run, 2, torch.device("cuda")) == [10.0, 10.0]
+    assert times(run, 1, torch.device("cpu")) == [0.0]
 
 
 def test_the_stock_decoder_has_a_whole_only() -> None:

@@ -64,12 +64,12 @@ class Machine:
 def measure_machine(dtype: torch.dtype, device: torch.device) -> Machine:
     """Bandwidth and rate, the best of several runs: a limit is not a median."""
     stream = torch.zeros(STREAM_BYTES // 8, dtype=torch.int64, device=device)
-    read = min(times(lambda: stream.sum(), REPEATS))
+    read = min(times(lambda: stream.sum(), REPEATS, device))
     multiplied = []
     # Some processors multiply narrow numbers slower than they could multiply them widened.
     for each in {dtype, torch.float32}:
         square = torch.ones(SQUARE, SQUARE, dtype=each, device=device)
-        multiplied.append(min(times(lambda square=square: square @ square, REPEATS)))
+        multiplied.append(min(times(lambda square=square: square @ square, REPEATS, device)))
     return Machine(STREAM_BYTES / read, 2 * SQUARE**3 / min(multiplied))
 
 
@@ -91,7 +91,7 @@ def profile(
     run = pass_of(target, n=n, context=context, num_rows=num_rows)
     twin, samples, seconds = target.twin, [], []
     for _ in range(REPEATS):
-        seconds += times(run, 1)
+        seconds += times(run, 1, target.spec.device)
         if isinstance(twin, CompiledDecoder):
             samples.append(twin.seconds())
     whole = statistics.median(seconds)
@@ -162,14 +162,20 @@ def pass_of(target: HFTarget, *, n: int, context: int, num_rows: int = 1) -> Cal
     return run
 
 
-def times(run: Callable[[], object], repeats: int) -> list[float]:
-    """Seconds of each call."""
+def times(run: Callable[[], object], repeats: int, device: torch.device) -> list[float]:
+    """Seconds of each call, until the device has done what it was told."""
     found = []
     for _ in range(repeats):
-        begun = time.perf_counter()
+        begun = _now(device)
         run()
-        found.append(time.perf_counter() - begun)
+        found.append(_now(device) - begun)
     return found
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":  # a call returns when its kernels are launched, not when they end
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _products_alone(twin: FusedDecoder, target: HFTarget, count: int) -> dict[str, float]:
@@ -196,8 +202,8 @@ def _products_alone(twin: FusedDecoder, target: HFTarget, count: int) -> dict[st
 
     with torch.no_grad():
         return {
-            "projections": statistics.median(times(projections, REPEATS)),
-            "mlp": statistics.median(times(mlp, REPEATS)),
+            "projections": statistics.median(times(projections, REPEATS, spec.device)),
+            "mlp": statistics.median(times(mlp, REPEATS, spec.device)),
         }
 
 
