@@ -233,12 +233,21 @@ def test_later_rounds_start_where_the_drafter_stops():
 @pytest.mark.parametrize("is_shifted", [False, True])
 def test_narrow_blocks_are_for_training_only(is_shifted):
     model, vocabulary, readout = network(is_shifted=is_shifted)
-    objective = BlockDiffusion(vocabulary, narrow=0.7)
-    drafts = []
+    objective, widest = BlockDiffusion(vocabulary, narrow=0.7), (3, 4)[is_shifted]
+    judge, drafts = objective._judge, []
+
+    def spy(states, *more):
+        drafts.append(states.shape[1])
+        return judge(states, *more)
+
+    objective._judge = spy
     for number in range(16):
         batch = collate([[sample(30)]], max_length=64, dtype=torch.float64, number=number)
-        drafts.append(len(objective(model.train(), batch, readout).prefix_hits))
-        assert len(objective(model.eval(), batch, readout).prefix_hits) == (3, 4)[is_shifted]
+        assert objective(model.eval(), batch, readout).prefix_count and drafts.pop() == widest
+        loss = objective(model.train(), batch, readout)
+        assert len(loss.prefix_hits) == widest  # one length, or batches could not be added
+        assert bool(loss.prefix_count) == (drafts[-1] == widest)
+        assert bool(loss.prefix_count) or not loss.prefix_hits.any()
     assert set(drafts) == ({1, 2, 3, 4} if is_shifted else {1, 2, 3})
 
 
@@ -290,3 +299,4 @@ def test_a_batch_without_supervision_gives_zero():
     loss = BlockDiffusion(vocabulary)(model, batch, readout)
     loss.total.backward()
     assert float(loss.total.detach()) == 0 and int(loss.num_supervised) == 0
+    assert loss.prefix_hits.tolist() == [0.0] * (W - 1) and not loss.prefix_count

@@ -13,6 +13,7 @@ from accelerate.state import AcceleratorState
 from slipstream.cli.train import _precision
 from slipstream.data.store import Sample, Store, StoreIndex, StoreWriter
 from slipstream.errors import CheckpointError, DataError, OutputError, SettingError
+from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
@@ -22,6 +23,7 @@ from slipstream.train.config import TrainConfig
 from slipstream.train.feed import Batches
 from slipstream.train.initial import initialise
 from slipstream.train.loop import measure, train
+from slipstream.train.objectives.dflash import BlockDiffusion
 from slipstream.train.objectives.ttt import TrainingTimeTest
 from slipstream.train.optimize import make_optimizers
 
@@ -206,6 +208,28 @@ def test_accumulated_batches_are_one_step(store, tmp_path):
     )
     _, (record,) = run(store, tmp_path / "run", steps=1, learning_rate=1e-9)
     assert record["loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_blocks_of_several_widths_are_one_step(store, tmp_path):
+    """Hits of narrow blocks are not added to those of whole ones, nor spread over them."""
+    config, _, _, readout, batches = setup(store, steps=8, accumulate=3)
+    model = DFlash(DFlashConfig(D, 16, 4, 2, 6, 1, V, V, (0, 1, 2), D, 4, 30))
+    objective = BlockDiffusion(DraftVocabulary.full(V), narrow=0.6, density=3.0)
+    seen, records = [], []
+
+    def spy(*given):
+        seen.append(objective(*given))
+        return seen[-1]
+
+    train(model, spy, readout, batches, config, tmp_path, on_step=records.append)
+    counts = [int(loss.prefix_count) for loss in seen]
+    assert 0 in counts and any(counts)
+    for number, record in enumerate(records):
+        micros = seen[3 * number : 3 * number + 3]
+        count = sum(float(loss.prefix_count) for loss in micros)
+        hits = sum(loss.prefix_hits for loss in micros)
+        shares = (hits / count).tolist() if count else []
+        assert record["prefix_accuracy"] == pytest.approx(shares, abs=1e-5)
 
 
 def test_best_and_milestones_are_told(store, tmp_path):

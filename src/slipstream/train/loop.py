@@ -149,7 +149,7 @@ def train(
             "step": step,
             "tokens": progress.tokens,
             "loss": float(sums[0]),
-            "prefix_accuracy": [round(x, 5) for x in (hits / sums[1].clamp(min=1)).tolist()],
+            "prefix_accuracy": _shares(hits, sums[1]),
             "gradient_norm": float(norm),
             "learning_rate": optimizers[0].param_groups[0]["lr"],
             "seconds": round(time.perf_counter() - started, 2),
@@ -290,6 +290,11 @@ def _on(readout: Readout, device: torch.device) -> Readout:
     is_tied = readout.head is readout.embedding
     head = embedding if is_tied else readout.head.to(device)
     return Readout(embedding, head, readout.embedding_scale)
+
+
+def _shares(hits: Tensor, count: Tensor) -> list[float]:
+    """Joint prefix accuracy; empty where no position counted, because zeros would be a claim."""
+    return [round(share, 5) for share in (hits / count).tolist()] if count else []
 
 
 def _tell(on_save: Callable[[str, int], None] | None, kind: str, step: int) -> None:

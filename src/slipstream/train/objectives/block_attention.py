@@ -85,8 +85,8 @@ def _groups(number: Tensor, anchors: Tensor, width: int, most: int) -> list[_Gro
     for first, end in pairwise(bounds):
         here = anchors[first:end]
         start, stop = starts[texts[first]], int(here[-1])
-        before = torch.arange(start, stop) < here[:, None]  # [G, stop - start]
-        own = torch.eye(end - first, dtype=torch.bool)  # [G, G]
+        before = torch.arange(start, stop, device=here.device) < here[:, None]  # [G, stop - start]
+        own = torch.eye(end - first, dtype=torch.bool, device=here.device)  # [G, G]
         mask = torch.cat([before, own.repeat_interleave(width, 1)], 1)
         groups.append(_Group(end - first, start, stop, mask.repeat_interleave(width, 0)))
     return groups

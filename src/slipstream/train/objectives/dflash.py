@@ -21,6 +21,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from slipstream.data.batches import Batch
 from slipstream.models.dflash import DFlash
@@ -108,17 +109,18 @@ class BlockDiffusion:
     def _anchors(self, text: Text, count: int, generator: torch.Generator) -> Tensor:
         """[A] int64, ascending: flat positions, drawn without replacement."""
         valid = text.valid.nonzero()[:, 0]
-        order = torch.randperm(len(valid), generator=generator)[:count]
-        return valid[order].sort().values
+        order = torch.randperm(len(valid), generator=generator)[:count]  # drawn alike everywhere
+        return valid[order.to(valid.device)].sort().values
 
     def _judge(self, states: Tensor, text: Text, anchors: Tensor, labels: _Labels) -> _Outcome:
         """Loss and hits of the blocks of a round."""
         num_drafts = states.shape[1]
-        at = anchors[:, None] + torch.arange(num_drafts)  # [A, J] where each token's label lies
+        slots = torch.arange(num_drafts, device=anchors.device)
+        at = anchors[:, None] + slots  # [A, J] where each token's label lies
         supervised = text.follows(at)
         counted = supervised & (labels.choice_at(at) >= 0)  # [A, J]
         probs, rows = labels.probs_at(at[counted])
-        weights = self._decay(num_drafts).expand_as(at)[counted]
+        weights = self._decay(num_drafts, at.device).expand_as(at)[counted]
         inside = states[counted]  # [M, D]
         if self.weighting == "pace":
             weights = self._pace(inside, counted, labels, at)[counted]
@@ -130,9 +132,9 @@ class BlockDiffusion:
             counted.sum(),
         )  # fmt: skip
 
-    def _decay(self, num_drafts: int) -> Tensor:
+    def _decay(self, num_drafts: int, device: torch.device) -> Tensor:
         """[J] weights of the slots."""
-        return torch.exp(-torch.arange(num_drafts) / self.gamma)
+        return torch.exp(-torch.arange(num_drafts, device=device) / self.gamma)
 
     @torch.no_grad()
     def _pace(self, inside: Tensor, counted: Tensor, labels: _Labels, at: Tensor) -> Tensor:
@@ -141,28 +143,35 @@ class BlockDiffusion:
         With s = (1 + q) / 2 and q the drafter's probability of the target's choice, a slot weighs
         the sum over it and all later slots of the product of s up to there.
         """
-        q = torch.zeros(at.shape)
-        logits = torch.nn.functional.linear(inside, labels.head.to(inside.dtype)).float()
+        q = torch.zeros(at.shape, device=at.device)
+        logits = F.linear(inside, labels.head.to(inside.dtype)).float()
         chosen = logits.gather(1, labels.choice_at(at[counted])[:, None])[:, 0]
         q[counted] = (chosen - logits.logsumexp(-1)).exp()
         survival = ((1 + q) / 2).cumprod(1) * counted
         return survival.flip(1).cumsum(1).flip(1)
 
     def _sum(self, outcomes: list[_Outcome], model: DFlash) -> Loss:
+        """The rounds' losses as one; only blocks of the widest kind count as prefixes.
+
+        The loop adds hits over batches and processes, so they have one length whatever was drawn.
+        """
+        num_drafts = model.config.num_drafts(model.config.width)
         if not outcomes:
-            nothing = torch.zeros(())
             total = sum(parameter.sum() for parameter in model.parameters()) * 0
-            return Loss(total, {}, nothing, torch.zeros(1), nothing)
+            nothing = total.detach().new_zeros(())
+            return Loss(total, {}, nothing, nothing.new_zeros(num_drafts), nothing)
         weight = torch.stack([o.weight for o in outcomes])
         total = (torch.stack([o.loss for o in outcomes]) * weight).sum() / weight.sum()
         first = outcomes[0]
+        whole = first.is_whole & (first.hits.shape[1] == num_drafts)
         parts = {f"loss_round_{i + 1}": o.loss.detach() for i, o in enumerate(outcomes)}
+        hits = first.hits[whole].sum(0).float()
         return Loss(
             total=total,
             parts=parts,
             num_supervised=torch.stack([o.num_counted for o in outcomes]).sum(),
-            prefix_hits=first.hits[first.is_whole].sum(0).float(),
-            prefix_count=first.is_whole.sum().float(),
+            prefix_hits=F.pad(hits, (0, num_drafts - len(hits))),
+            prefix_count=whole.sum().float(),
         )
 
 
@@ -200,7 +209,8 @@ class Text:
     def of(cls, batch: Batch) -> Text:
         """Lay a batch out."""
         rows, length = batch.tokens.shape
-        number = batch.documents + (length + 1) * torch.arange(rows)[:, None]
+        row = torch.arange(rows, device=batch.documents.device)[:, None]
+        number = batch.documents + (length + 1) * row
         number = number.masked_fill(batch.documents < 0, -1).flatten()
         supervised = batch.loss_mask.flatten() & (number >= 0)
         next_one = torch.zeros_like(supervised)
@@ -218,7 +228,7 @@ class Text:
 
     def window(self, anchors: Tensor, length: int) -> Tensor:
         """[A, length] int64 tokens from each anchor on; past the end the last one."""
-        at = anchors[:, None] + torch.arange(length)
+        at = anchors[:, None] + torch.arange(length, device=anchors.device)
         return self.tokens[at.clamp(max=len(self.tokens) - 1)]
 
     def valid_among(self, anchors: Tensor) -> Tensor:
@@ -237,7 +247,8 @@ def block_states(
 ) -> Tensor:
     """[A, J, D] inputs of the head for every drafted token of the blocks at [A] flat anchors."""
     tokens = model.block(text.tokens[anchors], width)  # [A, W]
-    positions = text.positions[anchors][:, None] + torch.arange(width)
+    slots = torch.arange(width, device=anchors.device)
+    positions = text.positions[anchors][:, None] + slots
     attend = BlockAttention(context, text.number, anchors, width)
     states = model.denoise(readout.embed(tokens.view(1, -1)), positions.view(1, -1), attend)
     return model.read_out(states.view(len(anchors), width, -1))
@@ -271,7 +282,7 @@ class _Labels:
         """[R, U] distributions of the distinct places among [M], and [M] the row of each."""
         places, rows = at.unique(return_inverse=True)
         hidden = self.hidden[places]
-        logits = torch.nn.functional.linear(hidden.to(self.head.dtype), self.head)
+        logits = F.linear(hidden.to(self.head.dtype), self.head)
         wide = logits.float() if logits.dtype != torch.float64 else logits
         probs = wide.softmax(-1)
         if self.hard:

@@ -52,7 +52,7 @@ class Distil:
             model.norm(self._states(model, batch, readout)[counted]),
             model.lm_head.weight,
             probs,
-            torch.arange(len(probs)),
+            torch.arange(len(probs), device=probs.device),
         )
         hit = torch.zeros_like(counted)
         hit[counted] = said.choice == choice[counted]

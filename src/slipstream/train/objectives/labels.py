@@ -25,7 +25,7 @@ class Labels:
         self.choice = draft_ids[batch.best]  # [B, T] int64, -1 outside the vocabulary
         wanted = shift(batch.loss_mask, 1) & (self.choice >= 0)
         self.row_of = torch.full_like(batch.tokens, -1)
-        self.row_of[wanted] = torch.arange(int(wanted.sum()))
+        self.row_of[wanted] = torch.arange(int(wanted.sum()), device=wanted.device)
         with torch.no_grad():
             logits = readout.logits(batch.last_hidden[wanted], vocabulary.target_ids)
             self.probs = logits.float().softmax(-1)  # [P, U]

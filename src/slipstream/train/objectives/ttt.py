@@ -101,11 +101,12 @@ class TrainingTimeTest:
         alive = torch.ones_like(batch.loss_mask)
         countable = torch.ones_like(batch.loss_mask)
         length = torch.zeros_like(batch.tokens)
+        target_ids = self.vocabulary.target_ids.to(batch.tokens.device)
         for step in range(self.num_unrolled):
             embedded = readout.embed(shift(batch.tokens, 1 + step)).to(states.dtype)
             states = model.step(states, embedded, batch.positions + step, attend)
             countable &= labels.supervised(step)
-            chosen = self.vocabulary.target_ids[model.logits(states).argmax(-1)]
+            chosen = target_ids[model.logits(states).argmax(-1)]
             alive &= chosen == shift(batch.best, 1 + step)
             length += alive
         return length.masked_fill(~countable, -1)
