@@ -9,6 +9,9 @@ from torch import Tensor
 from fakes import OracleDrafter, RandomDrafter, TableTarget
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
+from slipstream.engine.loop import Loop
+from slipstream.engine.meter import Meter
+from slipstream.engine.shaping import FormError
 from slipstream.engine.step import fit
 from slipstream.errors import DrafterMismatchError
 from slipstream.types import DraftTree
@@ -130,3 +133,48 @@ def test_a_trace_keeps_what_the_target_thought() -> None:
         tokens = [*tokens, *step.emitted]
     untraced = Engine(target, NoDrafter(), walk).generate([1, 2], max_new_tokens=8)
     assert untraced.steps == ()
+
+
+class Listener(NoDrafter):
+    """Drafts nothing and keeps its features, as a drafter does that rests."""
+
+    taps = (0, 2)
+
+    def __init__(self) -> None:
+        self.heard: list[Tensor] = []
+
+    def observe(self, row: object, verdict: object, features: Tensor | None) -> None:
+        self.heard.append(features)
+
+
+@pytest.mark.parametrize("num_rows", [1, 6])
+def test_features_that_wait_to_be_read_hold_no_other_rows(num_rows: int) -> None:
+    drafter = Listener()
+    prompts = [[row, row + 1] for row in range(num_rows)]
+    Engine(TableTarget(), drafter, walk).generate(prompts, max_new_tokens=9, num_rows=num_rows)
+    assert len(drafter.heard) == 7 * num_rows, "the last step's are not told"
+    for features in drafter.heard:
+        assert features.shape == (1, 4)
+        assert features.untyped_storage().nbytes() == features.nbytes
+
+
+@pytest.mark.parametrize("place", [2, 5])
+def test_a_form_that_cannot_be_followed_fails_its_row_alone(place: int) -> None:
+    target = TableTarget()
+
+    def lose(logits: Tensor, _tree: DraftTree, tokens: list[int]) -> Tensor:
+        if len(tokens) >= place:
+            raise FormError("the parser lost its way")
+        return logits
+
+    engine = Engine(target, NoDrafter(), walk)
+    loop = Loop(target, NoDrafter(), walk, target.new_cache(2, 64), Meter(), num_rows=2, chunk=8)
+    held = engine.request([1, 2], max_new_tokens=6, grammar=lose)
+    free = engine.request([1, 2], max_new_tokens=6)
+    for request in (held, free):
+        loop.submit(request)
+    for _ in loop.run():
+        pass
+    assert (held.finish_reason, held.error) == ("error", "the parser lost its way")
+    assert held.emitted == target.answer([1, 2], 6)[: place - 2]
+    assert free.emitted == target.answer([1, 2], 6) and loop.leaks() == ""

@@ -9,14 +9,33 @@ import pytest
 from slipstream.engine.throttle import PERIOD, TASTE, TRIALS, Throttle
 
 
-def simulate(throttle: Throttle, num_rows: int, cost: float, alpha: float, steps: int) -> Counter:
-    """Steps of a machine whose pass takes 1 + cost * tokens; what was chosen, late in the run."""
+def simulate(
+    throttle: Throttle,
+    num_rows: int,
+    cost: float,
+    alpha: float,
+    steps: int,
+    *,
+    reading: float = 0.0,
+    prompt: int = 0,
+) -> Counter:
+    """Steps of a machine whose pass takes 1 + cost * tokens; what was chosen, late in the run.
+
+    A drafter that drafts first reads what it has not read, `reading` seconds a token; at the start
+    that is a prompt.
+    """
     chosen: Counter = Counter()
+    unread, has_rested = num_rows * prompt, True
     for turn in range(steps):
         width = throttle.choose(num_rows)
         accepted = sum(alpha**depth for depth in range(1, width + 1))
         seconds = 1 + cost * num_rows * (1 + width) + 0.2 * (width > 0)
-        throttle.note(num_rows, width, tokens=num_rows * (1 + accepted), seconds=seconds)
+        catches_up = width > 0 and has_rested
+        if width:
+            seconds, unread = seconds + reading * unread, 0
+        has_rested, tokens = width == 0, num_rows * (1 + accepted)
+        unread += tokens
+        throttle.note(num_rows, width, tokens=tokens, seconds=seconds, catches_up=catches_up)
         chosen[width] += turn >= steps // 2
     return chosen
 
@@ -41,11 +60,44 @@ def test_the_best_width_is_used_almost_always(num_rows: int, cost: float, best: 
     assert width == best and count >= 320 * (1 - 1 / PERIOD) - 1
 
 
-def test_it_changes_its_mind() -> None:
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_it_changes_its_mind_both_ways(num_rows: int) -> None:
+    """Off can be left again though the first step after it has hundreds of tokens to read."""
+    throttle, cost, best = Throttle(4), 0.01 / num_rows, []
+    for alpha in (0.9, 0.0, 0.9, 0.0):
+        late = simulate(
+            throttle, num_rows, cost, alpha, steps=6_000, reading=0.1 / num_rows, prompt=200
+        )
+        best.append(late.most_common(1)[0][0])
+    assert best == [4, 0, 4, 0]
+
+
+@pytest.mark.parametrize("num_rows", [1, 16])
+def test_a_prompt_to_read_makes_no_width_look_bad(num_rows: int) -> None:
+    """Whichever width drafts first reads the prompts; it is judged by its other steps."""
     throttle = Throttle(4)
-    assert simulate(throttle, 1, 0.01, alpha=0.9, steps=200).most_common(1)[0][0] == 4
-    later = simulate(throttle, 1, 0.01, alpha=0.0, steps=2000)
-    assert later.most_common(1)[0][0] == 0
+    late = simulate(
+        throttle,
+        num_rows,
+        0.01 / num_rows,
+        alpha=0.9,
+        steps=80,
+        reading=0.1 / num_rows,
+        prompt=1000,
+    )
+    assert late.most_common(1)[0][0] == 4
+
+
+def test_reading_in_every_step_is_the_price_of_drafting() -> None:
+    """Where new rows come all the time, their prompts are read all the time."""
+    throttle, chosen = Throttle(4), Counter()
+    for turn in range(400):
+        width = throttle.choose(16)
+        seconds = 1 + 4 * (width > 0)
+        tokens = 16 * (1 + width / 2)
+        throttle.note(16, width, tokens=tokens, seconds=seconds, catches_up=width > 0)
+        chosen[width] += turn >= 200
+    assert chosen.most_common(1)[0][0] == 0
 
 
 def test_numbers_of_rows_are_judged_apart() -> None:

@@ -34,7 +34,7 @@ class Loop:
         cache: holds the rows.
         meter: times the turns.
         num_rows: requests that decode together.
-        chunk: prompt tokens per prefill pass.
+        chunk: prompt tokens per prefill pass, if a turn may have so many.
         prefill_tokens: prompt tokens per turn, after which the running rows get their step; None
             finishes every prompt that has a row first.
         throttle: says before each step how much the rows may draft, down to nothing; None leaves
@@ -59,8 +59,9 @@ class Loop:
         keeps_prefixes: bool = False,
     ) -> None:
         self._target, self._drafter, self._verify = target, drafter, verify
-        self._cache, self._meter, self._chunk = cache, meter, chunk
+        self._cache, self._meter = cache, meter
         self._prefill_tokens = math.inf if prefill_tokens is None else prefill_tokens
+        self._chunk = chunk if prefill_tokens is None else min(chunk, prefill_tokens)
         self._throttle = throttle
         self.scheduler = Scheduler(cache, num_rows, blocks=blocks, keeps_prefixes=keeps_prefixes)
 
@@ -141,10 +142,16 @@ class Loop:
     def _step(self, rows: list[Request]) -> None:
         """One step, and what it gave for its time."""
         share = rows[0].share
+        drafting = {row.key for row in rows if row.may_draft}
+        catches_up = any(row.is_behind for row in rows if row.key in drafting)
         begun = self._meter.now()
         with self._threads():
             steps = step(rows, self._target, self._cache, self._drafter, self._verify, self._meter)
         if self._throttle is not None:
             tokens = sum(len(each.emitted) for each in steps)
             seconds = self._meter.now() - begun
-            self._throttle.note(len(rows), share, tokens=tokens, seconds=seconds)
+            self._throttle.note(
+                len(rows), share, tokens=tokens, seconds=seconds, catches_up=catches_up
+            )
+        for row in rows:
+            row.is_behind = row.key not in drafting

@@ -135,6 +135,7 @@ class Request:
         capacity: slots it may fill of its cache row.
         widest: drafted nodes a tree may have; 0 decodes plainly.
         share: drafted nodes it may have in this pass; the loop sets it by load.
+        is_behind: its drafter, when it drafts next, first reads more than the last step gave.
         shapers: change its logits, in this order.
         num_top: keep a `TokenScore` of every token, with this many likeliest; None keeps none.
         features: of the prompt's chunks so far, [S, K*D] each, until the drafter gets them.
@@ -155,6 +156,7 @@ class Request:
     capacity: int = 0
     widest: int = 0
     share: int | None = None
+    is_behind: bool = True
     shapers: tuple[Shaper, ...] = ()
     num_top: int | None = None
     keeps_features: bool = False
@@ -188,6 +190,11 @@ class Request:
     def emitted(self) -> list[int]:
         """Tokens after the prompt."""
         return self.tokens[self.num_prompt :]
+
+    @property
+    def may_draft(self) -> bool:
+        """True where this pass has a use and room for a drafted node."""
+        return self.max_depth > 0 and self.max_nodes > 0
 
     @property
     def max_depth(self) -> int:
@@ -259,7 +266,7 @@ class Request:
 
         That token is the one a step would have given: noise is keyed by position.
         """
-        self.slot, self.num_prefill = -1, len(self.tokens)
+        self.slot, self.num_prefill, self.is_behind = -1, len(self.tokens), True
         self.features.clear()
 
     def abort(self) -> None:

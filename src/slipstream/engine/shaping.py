@@ -19,8 +19,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.errors import SettingError
+from slipstream.errors import SettingError, SlipstreamError
 from slipstream.types import DraftTree
+
+
+class FormError(SlipstreamError):
+    """An answer that cannot be held to its form any further; it ends that answer alone."""
 
 
 class Shaper(Protocol):
@@ -36,6 +40,9 @@ class Shaper(Protocol):
 
         Returns:
             [N, V]; forbidden tokens are -inf. Every row keeps a finite one.
+
+        Raises:
+            FormError: what may come next cannot be told.
         """
 
 

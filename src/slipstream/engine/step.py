@@ -18,6 +18,7 @@ from slipstream.cache import SlotCache
 from slipstream.drafters.protocol import Drafter
 from slipstream.engine.meter import Meter
 from slipstream.engine.request import Request
+from slipstream.engine.shaping import FormError
 from slipstream.errors import DrafterMismatchError, NumericError
 from slipstream.target.protocol import Target
 from slipstream.types import DraftTree, Step, Verdict
@@ -46,7 +47,8 @@ def step(
         meter: times the turn.
 
     Returns:
-        One step per row, in order; a row whose logits were NaN has failed and gives none.
+        One step per row, in order; a row whose logits were NaN, or whose form could not be
+        followed, has failed and gives none.
 
     Raises:
         DrafterMismatchError: the drafter's trees do not belong to these rows.
@@ -63,7 +65,7 @@ def step(
                 raise score
             logits, features = score
             verdict = verify(tree, row.shape(logits, tree), row.sampler, len(row.tokens) - 1)
-        except NumericError as error:
+        except (NumericError, FormError) as error:
             row.fail(error)
             cache.rollback(row.slot)
             drafter.close(row)
@@ -118,7 +120,7 @@ def prefill(
             first = row.sampler.choose(row.shape(logits, root), [len(row.tokens)])
             row.accept([int(first[0])])
             row.score(logits, (0,))
-    except NumericError as error:
+    except (NumericError, FormError) as error:
         row.fail(error)
     if row.is_finished:
         drafter.close(row)
@@ -202,8 +204,15 @@ def _score(
 
 
 def _along(features: Tensor, path: Sequence[int]) -> Tensor:
-    """[P, K*D] of a path's nodes; uncopied where they are the whole tree, as a lone root is."""
-    return features if len(path) == len(features) else features[[*path]]
+    """[P, K*D] of a path's nodes, in a storage of their own size.
+
+    A view would hold the whole batch's features for as long as the row keeps its own. One that is
+    all there is, as a single row's lone root, is left uncopied.
+    """
+    if len(path) < len(features):
+        return features[[*path]]
+    is_all = features.untyped_storage().nbytes() == features.nbytes
+    return features if is_all else features.clone()
 
 
 def _tokens(tree: DraftTree, verdict: Verdict) -> list[int]:

@@ -9,6 +9,10 @@ narrowest: each further node is accepted less often and costs no less, so among 
 the rate has one peak, and beyond it nothing is tasted. A width is chosen before anything is
 drafted, and keyed noise makes answers independent of it.
 
+A drafter that has rested reads all it has missed when it drafts next: the prompt, or hundreds of
+tokens. That step says nothing about its width, so it does not count, and a trial goes on for some
+steps after it.
+
 Paper: Liu et al. 2024, SmartSpec, arXiv:2406.14066 (goodput decides the length under load).
 Differs: goodput is measured for each width, not predicted from a cost model and acceptance.
 """
@@ -24,6 +28,7 @@ HOPELESS = 0.7  # of the best width's tokens per second
 TRIALS = 8  # steps before a width is judged
 PERIOD = 32  # of so many steps one tries a neighbour of the best width, at first
 LONGEST = 1024  # steps between such trials when nothing has changed for long
+TRIAL = 3  # steps of such a trial; in the first of them a drafter may have to catch up
 FORGET = 0.98  # weight of what was seen, one step later
 
 
@@ -33,7 +38,25 @@ class Seen:
 
     tokens: float = 0.0
     seconds: float = 0.0
+    weight: float = 0.0  # steps the sums stand for
     num_steps: int = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count one step."""
+        self._fade(FORGET)
+        self.tokens += tokens
+        self.seconds += seconds
+        self.weight += 1
+        self.num_steps += 1
+
+    def age(self, most: int) -> None:
+        """Weigh what was seen long ago like so many steps at most, so that new ones tell."""
+        self._fade(min(1.0, most / max(self.weight, 1.0)))
+
+    def _fade(self, share: float) -> None:
+        self.tokens *= share
+        self.seconds *= share
+        self.weight *= share
 
     @property
     def rate(self) -> float:
@@ -49,17 +72,28 @@ class Trials:
     period: int = PERIOD
     num_steps: int = 0
     goes_up: bool = False
+    tried: int = -1
+    num_left: int = 0
 
-    def is_due(self, best: int) -> bool:
-        """Count a step; True when it should be a trial, upwards and downwards in turn."""
+    def choose(self, best: int, num_widths: int) -> int:
+        """Count a step; the width it should have: the best, or for some steps a neighbour.
+
+        Args:
+            best: its place among the widths.
+            num_widths: how many there are; at either end only one neighbour is left to try.
+        """
         if best != self.best:
-            self.best, self.period, self.num_steps = best, PERIOD, 0
+            self.best, self.period, self.num_steps, self.num_left = best, PERIOD, 0, 0
+        if self.num_left:
+            self.num_left -= 1
+            return min(self.tried, num_widths - 1)
         self.num_steps += 1
-        if self.num_steps < self.period:
-            return False
+        if self.num_steps < self.period or num_widths == 1:
+            return best
         self.period, self.num_steps = min(2 * self.period, LONGEST), 0
-        self.goes_up = not self.goes_up
-        return True
+        self.goes_up = best == 0 or (best < num_widths - 1 and not self.goes_up)
+        self.tried, self.num_left = best + (1 if self.goes_up else -1), TRIAL - 1
+        return self.tried
 
 
 class Throttle:
@@ -87,6 +121,7 @@ class Throttle:
         self._pass_tokens = pass_tokens
         self._seen: dict[int, dict[int, Seen]] = {}
         self._trials: dict[int, Trials] = {}
+        self._has_skipped = False
 
     def choose(self, num_rows: int) -> int:
         """Nodes for each of so many rows."""
@@ -104,17 +139,28 @@ class Throttle:
             if hopes and seen[width].num_steps < TRIALS:
                 return width
         trials = self._trials.setdefault(_kind(num_rows), Trials())
-        if not trials.is_due(best):
-            return best
-        at = widths.index(best) + (1 if trials.goes_up else -1)
-        return widths[min(max(at, 0), len(widths) - 1)]
+        width = widths[trials.choose(widths.index(best), len(widths))]
+        if width != best and trials.num_left == TRIAL - 1:
+            seen[width].age(TASTE if is_crowd else TRIALS)
+        return width
 
-    def note(self, num_rows: int, width: int, *, tokens: int, seconds: float) -> None:
-        """A step of so many rows with this width gave so many tokens in so long."""
-        seen = self._of(num_rows)[width]
-        seen.tokens = FORGET * seen.tokens + tokens
-        seen.seconds = FORGET * seen.seconds + seconds
-        seen.num_steps += 1
+    def note(
+        self, num_rows: int, width: int, *, tokens: int, seconds: float, catches_up: bool = False
+    ) -> None:
+        """A step of so many rows with this width gave so many tokens in so long.
+
+        Args:
+            num_rows: of the step.
+            width: that was chosen for it.
+            tokens: all rows' together.
+            seconds: it took.
+            catches_up: a drafter that has rested first read what it had missed. Where that
+                happens in step after step, because new rows keep coming, it belongs to the price
+                of drafting: every other such step counts.
+        """
+        self._has_skipped = catches_up and not self._has_skipped
+        if not self._has_skipped:
+            self._of(num_rows)[width].add(tokens, seconds)
 
     def _most(self, num_rows: int) -> int:
         if self._pass_tokens is None:
