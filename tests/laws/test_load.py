@@ -192,6 +192,60 @@ def test_a_long_prompt_does_not_stall_running_rows() -> None:
     assert long.emitted == target.answer(list(range(80)), 2)
 
 
+@pytest.mark.parametrize("prefill_tokens", [1, 3, 8, 20])
+def test_a_prompt_comes_in_pieces_as_small_as_asked_for(prefill_tokens: int) -> None:
+    target = TableTarget()
+    engine = Engine(target, NoDrafter(), walk, max_length=300)
+    loop, _ = loop_of(engine, 1, prefill_tokens=prefill_tokens)
+    request = engine.request(list(range(40)), max_new_tokens=4)
+    loop.submit(request)
+    for _ in loop.run():
+        pass
+    sizes = [len(tokens) for call in target.calls for _, tokens, _ in call]
+    assert max(sizes) == min(prefill_tokens, 8) and sum(sizes) == 40 + 3
+    assert request.emitted == target.answer(list(range(40)), 4)
+
+
+def test_a_finished_request_holds_no_features() -> None:
+    """Its reader may be slow; the row's own copy serves the next turn."""
+    target = TableTarget()
+    engine = Engine(target, OracleDrafter([], taps=(1,)), walk, max_length=96)
+    loop, _ = loop_of(engine, 2, keeps_prefixes=True)
+    request = engine.request([1, 2, 3], max_new_tokens=8)
+    loop.submit(request)
+    for row in loop.run():
+        if not row.is_finished:
+            assert row.features and loop.scheduler.usage > 0
+    assert loop.scheduler.usage == 0 and loop.scheduler.blocks.usage > 0, "kept is not in use"
+    assert request.features == [] and len(loop.scheduler.kept[0].features) == 10
+
+
+class Notes:
+    """In place of a throttle: nothing is drafted in the steps told, and notes are kept."""
+
+    def __init__(self, rests: set[int]) -> None:
+        self.rests, self.notes = rests, []
+
+    def choose(self, num_rows: int) -> int:
+        return 0 if len(self.notes) in self.rests else 2
+
+    def note(self, num_rows: int, width: int, *, catches_up: bool, **found: object) -> None:
+        self.notes.append((width, catches_up))
+
+
+def test_the_throttle_is_told_when_a_drafter_catches_up() -> None:
+    """At a row's first draft and after a rest, and only if something is drafted."""
+    engine = Engine(TableTarget(), NoDrafter(), walk, max_length=96)
+    loop, _ = loop_of(engine, 2, prefill_tokens=None)
+    loop._throttle = Notes(rests={0, 3, 4})
+    loop.submit(engine.request([1, 2, 3], max_new_tokens=9))
+    loop.submit(engine.request([4, 5, 6], max_new_tokens=9, budget=0))
+    for _ in loop.run():
+        pass
+    expected = [(0, False), (2, True), (2, False), (0, False), (0, False), (2, True), (2, False)]
+    assert loop._throttle.notes == [*expected, (2, False)]
+
+
 def test_first_come_first_served() -> None:
     target, order = TableTarget(), []
     engine = Engine(target, NoDrafter(), walk, max_length=64)

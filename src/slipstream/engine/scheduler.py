@@ -87,6 +87,12 @@ class Scheduler:
         """Cache rows nobody holds."""
         return len(self._free)
 
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that running rows hold, so not what kept prefixes hold."""
+        running = tuple(self.running)  # other threads ask too
+        return sum(self.blocks.held(row.slot) for row in running) / self.blocks.total
+
     def submit(self, request: Request) -> None:
         """Put a request behind those that wait."""
         self.waiting.append(request)
@@ -148,6 +154,7 @@ class Scheduler:
             self._clear(request.slot)
         heapq.heappush(self._free, request.slot)
         request.slot = -1
+        request.features = []  # whoever still reads the answer holds the request
 
     def withdraw(self, request: Request) -> None:
         """Take a request out of the queue; one that does not wait is left alone."""

@@ -52,8 +52,8 @@ class Service:
 
     @property
     def cache_usage(self) -> float:
-        """Share of the cache's blocks that requests and kept prefixes hold."""
-        return self._loop.scheduler.blocks.usage
+        """Share of the cache's blocks that running requests hold; kept prefixes give way."""
+        return self._loop.scheduler.usage
 
     @property
     def num_put_off(self) -> int:
