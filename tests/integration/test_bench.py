@@ -20,7 +20,8 @@ def bench(slipstream, model, prompts):
     def run(*more):
         return slipstream(
             "bench", "--model", model, "--methods", "ngram", "--prompts", prompts, "--dtype",
-            "float32", "--threads", 1, "--max-new-tokens", 16, "--tolerance", 0.95, *more,
+            "float32", "--threads", 1, "--max-new-tokens", 16, *more,
+            *(("--tolerance", 0.95) if "--against" in more else ()),
         )  # fmt: skip
 
     return run
@@ -52,6 +53,32 @@ def test_a_result_is_its_own_equal_and_the_gate_sees_a_fall(bench, tmp_path):
     old.write_text(json.dumps(value))
     code, out, err = bench("--against", old)
     assert (code, out) == (2, "") and "--seed 5" in err and "measuring" not in err
+
+
+def test_an_old_result_with_nothing_in_common_is_refused_before_measuring(bench, tmp_path):
+    old = tmp_path / "old.json"
+    assert bench("--output", old)[0] == 0
+    code, out, err = bench("--against", old, "--temperatures", "1")
+    assert (code, out) == (2, "") and "share no prompt" in err and "measuring" not in err
+
+
+def test_what_was_measured_is_out_when_it_cannot_be_compared(bench, tmp_path, monkeypatch):
+    from slipstream.bench import against
+    from slipstream.errors import DataError
+
+    def refuse(*_, **__):
+        raise DataError("the two results share no prompt of any row")
+
+    old = tmp_path / "old.json"
+    assert bench("--output", old)[0] == 0
+    monkeypatch.setattr(against, "compare", refuse)
+    code, out, err = bench("--against", old, "--json")
+    assert code == 2 and json.loads(out)["rows"] and "share no prompt" in err
+
+
+def test_a_tolerance_of_nothing_is_refused(slipstream, model):
+    code, out, err = slipstream("bench", "--model", model, "--tolerance", 0.05)
+    assert (code, out) == (2, "") and "without --against" in err
 
 
 def test_a_run_that_fails_later_keeps_the_rows_it_has(bench, tmp_path, monkeypatch):

@@ -9,7 +9,10 @@ import pytest
 from slipstream.bench import against
 from slipstream.errors import DataError, SettingError
 
-ENVIRONMENT = {"model": "m", "cpu": "c", "num_threads": 2, "dtype": "float32", "is_busy": False}
+ENVIRONMENT = {
+    "model": "m", "cpu": "c", "instructions": "AMX", "num_threads": 2, "dtype": "float32",
+    "is_busy": False,
+}  # fmt: skip
 SETTINGS = {"max_new_tokens": 64, "top_k": 0, "top_p": 1.0, "seed": 0}
 
 
@@ -85,7 +88,11 @@ def test_a_slower_target_shows_in_tokens_per_second_alone():
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"cpu": "other"}, "other cpu"), ({"is_busy": True}, "busy in the new run")],
+    [
+        ({"cpu": "other"}, "other cpu"),
+        ({"instructions": "AVX2"}, "other instructions"),
+        ({"is_busy": True}, "busy in the new run"),
+    ],
 )
 def test_other_machines_and_busy_ones_compare_by_ratio_only(change, says):
     new = result(seconds=1.5, plain=3.0)
@@ -93,6 +100,28 @@ def test_other_machines_and_busy_ones_compare_by_ratio_only(change, says):
     found = against.compare(result(), new)
     assert not found.is_worse and says in found.notes[0]
     assert {measure for _, measure in verdicts(found)} == {"tau", "speedup"}
+
+
+def test_speedups_of_different_machines_are_told_and_not_judged():
+    """One name of processor, and instructions that make wider passes dearer."""
+    new = result(seconds=2.0)
+    assert verdicts(against.compare(result(), new))[("eagle3", "speedup")] == "worse"
+    new["environment"]["instructions"] = "AVX2"
+    found = against.compare(result(), new)
+    assert not found.is_worse and verdicts(found)[("eagle3", "speedup")] == "other machine"
+    worse = against.compare(result(), new | result(passes=22) | {"environment": new["environment"]})
+    assert worse.is_worse and verdicts(worse)[("eagle3", "tau")] == "worse", "a count is judged"
+
+
+def test_a_result_that_does_not_say_its_instructions_is_judged_with_a_note():
+    old = result()
+    del old["environment"]["instructions"]
+    found = against.compare(old, result(seconds=2.0))
+    assert verdicts(found)[("eagle3", "speedup")] == "worse"
+    assert "the old result does not say" in found.notes[0]
+    on_gpu = result()
+    on_gpu["environment"] |= {"instructions": None, "accelerator": "H"}
+    assert against.compare(on_gpu, copy.deepcopy(on_gpu)).notes == ()
 
 
 def test_only_shared_prompts_count():
@@ -128,6 +157,19 @@ def test_other_questions_are_refused(place, key, value, says):
     new[place][key] = value
     with pytest.raises(DataError, match=says):
         against.compare(result(), new)
+
+
+def test_nothing_in_common_is_known_before_anything_is_measured():
+    key, prompt = ("qa", "eagle3", 0.0, 1), ("qa", "p3", 8)
+    against.check_shared(result(), [key], [prompt])
+    for other_key, other_prompt in (
+        (("qa", "eagle3", 1.0, 1), prompt),
+        (("rag", "eagle3", 0.0, 1), prompt),
+        (key, ("qa", "p3", 9)),
+        (key, ("rag", "p3", 8)),
+    ):
+        with pytest.raises(DataError, match="share no prompt"):
+            against.check_shared(result(), [other_key], [other_prompt])
 
 
 def test_nothing_in_common_is_refused():

@@ -6,15 +6,16 @@ ones drawn on both sides. They know nothing of how a machine drifts between two 
 a tolerance on top; accepted length is a count and gets none.
 
 * tau: compared as it is.
-* speed-up: each result's own plain decoding is its ruler, so machines may differ.
+* speed-up: each result's own plain decoding is its ruler, so a busy machine does no harm. Between
+  machines it is told without a verdict: what a wider pass costs is a matter of the processor.
 * tokens per second: judged only between runs on one machine that was idle both times. It shows
   what a speed-up cannot: that the target itself became slower.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,18 @@ from slipstream.errors import DataError, SettingError
 
 TOLERANCE = 0.05  # share by which times may drift between two runs on an idle machine
 SAME_QUESTION = ("max_new_tokens", "top_k", "top_p", "seed")
-SAME_MACHINE = ("cpu", "accelerator", "num_threads", "dtype")
+SAME_MACHINE = ("cpu", "instructions", "accelerator", "num_threads", "dtype")
+UNJUDGED = "other machine"
 RATE = "decode_tokens_per_second"
 ROUNDING = 1e-9
 
+NOTHING_SHARED = (
+    "the two results share no prompt of any row",
+    "run bench with the --tasks, --methods and --temperatures of the old result",
+)
+
 Key = tuple[str, str, float, int]  # task, method, temperature, rows
+Prompt = tuple[str, str, int]  # task, id, length
 Sample = Mapping[str, Any]
 Samples = dict[tuple[str, int], Sample]  # by prompt id and prompt length
 Measure = Callable[[np.ndarray], np.ndarray]  # drawn prompts [R, P] to pooled values [R]
@@ -51,7 +59,7 @@ class Change:
         ratio_ci: its 95% interval over prompts; None below two shared prompts.
         num_prompts: shared by both results.
         verdict: "better" or "worse" when all of the interval is, by more than the tolerance;
-            else "same".
+            else "same"; "other machine" where that alone may be why.
     """
 
     task: str
@@ -109,23 +117,24 @@ def compare(
         raise SettingError("tolerance", tolerance, "in [0, 1)", "0.05 allows 5%")
     check_same_question(old, new)
     before, after = _by_row(old), _by_row(new)
-    notes = _notes(old, new)
-    is_one_machine = not notes
-    changes = tuple(
+    differing, busy = _differing(old, new), _busy(old, new)
+    changes = [
         change
         for key in before
         if key in after
         for measure in _measures(before, after, key)
-        if is_one_machine or measure[0] != RATE
+        if not (differing or busy) or measure[0] != RATE
         if (change := _change(key, *measure, tolerance=tolerance)) is not None
-    )
+    ]
     if not changes:
-        raise DataError(
-            "the two results share no prompt of any row",
-            "run bench with the --tasks, --methods and --temperatures of the old result",
-        )
+        raise DataError(*NOTHING_SHARED)
+    if differing:
+        changes = [
+            replace(change, verdict=UNJUDGED) if change.measure == "speedup" else change
+            for change in changes
+        ]
     missing = tuple(_name(key) for key in before if key not in after)
-    return Comparison(changes, missing, tuple(notes))
+    return Comparison(tuple(changes), missing, tuple(_notes(old, new, differing, busy)))
 
 
 def check_same_question(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -145,17 +154,69 @@ def check_same_question(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
             )
 
 
-def _notes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Why tokens per second of the two runs do not compare; empty when they do."""
+def check_shared(old: Mapping[str, Any], keys: Iterable[Key], prompts: Collection[Prompt]) -> None:
+    """Refuse an old result of which nothing will be measured again, before anything is.
+
+    Args:
+        old: the reference.
+        keys: rows that will be measured.
+        prompts: task, id and length of the prompts that will be asked.
+
+    Raises:
+        DataError: no row with a prompt in common.
+    """
+    asked, again = set(prompts), set(keys)
+    for key, samples in _by_row(old).items():
+        if key in again and any((key[0], *prompt) in asked for prompt in samples):
+            return
+    raise DataError(*NOTHING_SHARED)
+
+
+def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What tells the two runs' machines apart; what a result does not say tells nothing."""
     where, now = old["environment"], new["environment"]
-    differ = [name for name in SAME_MACHINE if where.get(name) != now.get(name)]
-    busy = [name for name, place in (("old", where), ("new", now)) if place.get("is_busy", True)]
+    unsaid = _unsaid(old, new)
+    return [
+        name
+        for name in SAME_MACHINE
+        if where.get(name) != now.get(name) and not (name == "instructions" and unsaid)
+    ]
+
+
+def _unsaid(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The results that do not say what instructions their processor has; results once did not."""
+    places = {"old": old["environment"], "new": new["environment"]}
+    return [
+        name
+        for name, place in places.items()
+        if place.get("instructions") is None and place.get("accelerator") is None
+    ]
+
+
+def _busy(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The runs that shared their machine."""
+    places = {"old": old["environment"], "new": new["environment"]}
+    return [name for name, place in places.items() if place.get("is_busy", True)]
+
+
+def _notes(
+    old: Mapping[str, Any], new: Mapping[str, Any], differing: list[str], busy: list[str]
+) -> list[str]:
+    """What holds some of the two results' numbers from being judged, or may mislead."""
     notes = []
-    if differ:
-        notes.append(f"other {', '.join(differ)}: tokens per second are not compared")
+    if differing:
+        notes.append(
+            f"other {', '.join(differing)}: tokens per second are not compared, speed-ups are not "
+            "judged"
+        )
     if busy:
         runs = " and ".join(busy)
         notes.append(f"the machine was busy in the {runs} run: tokens per second are not compared")
+    if unsaid := _unsaid(old, new):
+        notes.append(
+            f"the {' and the '.join(unsaid)} result does not say what instructions its processor "
+            "has: taken for the same"
+        )
     return notes
 
 

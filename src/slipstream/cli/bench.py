@@ -21,15 +21,17 @@ from slipstream.cli.tasks import (
     load_engines,
     prompt_mode,
     read_texts,
+    refuse_idle,
     setups_of,
     twin_of,
 )
-from slipstream.errors import SettingError
+from slipstream.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     from slipstream.bench.against import Comparison
     from slipstream.bench.results import BenchReport
     from slipstream.bench.runner import RunSettings
+    from slipstream.bench.specs import MethodSpec
     from slipstream.bench.tasks import BenchPrompt
     from slipstream.report.trace import Trace
 
@@ -41,6 +43,7 @@ MethodsOption = Annotated[str, typer.Option("--methods", metavar="A,B", help=MET
 
 
 def bench(
+    context: typer.Context,
     methods: MethodsOption = "ngram,eagle3,eagle3+lookup",
     tasks: TasksOption = None,
     prompts: o.PromptsOption = None,
@@ -104,6 +107,8 @@ def bench(
     """
     from slipstream.bench.specs import parse_specs
 
+    if against is None:
+        refuse_idle(context, ("tolerance",), "without --against")
     specs = parse_specs(methods)
     temperatures = tuple(_numbers("temperature", temperature, float))
     sizes = tuple(_numbers("rows", rows, int))
@@ -126,6 +131,7 @@ def bench(
         settings = runner.RunSettings(max_new_tokens, temperatures, sizes, top_k, top_p, seed)
         if old is not None:
             _check_comparable(old, target, settings)
+            _check_shared(old, specs, encoded, settings)
         if not json:
             announce(target, encoded, raw)
         about = {
@@ -147,7 +153,11 @@ def bench(
         if trace is not None and not report.is_partial:
             asked = [(rows[0], texts[task][0][1].turns[0]) for task, rows in encoded.items()]
             _write_traces(trace, engines, asked, settings)
-        comparison = _compare(old, report, tolerance)
+        comparison, problem = None, None
+        try:
+            comparison = _compare(old, report, tolerance)
+        except DataError as error:
+            problem = error  # told when the report is out
         if json:
             extra = {} if comparison is None else {"against": comparison.to_dict()}
             writer.write(report.to_dict() | extra)
@@ -157,6 +167,8 @@ def bench(
                 show_comparison(comparison, against)
     if report.is_partial:
         raise KeyboardInterrupt
+    if problem is not None:
+        raise problem
     if comparison is not None and comparison.is_worse:
         raise typer.Exit(1)
 
@@ -207,6 +219,26 @@ def _check_comparable(old: dict[str, Any], target: Any, settings: RunSettings) -
 
     new = {"environment": describe(target), "settings": asdict(settings)}
     check_same_question(old, new)
+
+
+def _check_shared(
+    old: dict[str, Any],
+    specs: list[MethodSpec],
+    encoded: dict[str, list[BenchPrompt]],
+    settings: RunSettings,
+) -> None:
+    """Refuse an earlier result of which nothing is measured again, before anything is measured."""
+    from slipstream.bench.against import check_shared
+
+    keys = [
+        (task, spec.name, temperature, rows)
+        for task in encoded
+        for spec in specs
+        for temperature in settings.temperatures
+        for rows in settings.rows
+    ]
+    prompts = [(task, p.id, len(p.ids)) for task, group in encoded.items() for p in group]
+    check_shared(old, keys, prompts)
 
 
 def _compare(

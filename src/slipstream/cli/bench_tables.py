@@ -126,6 +126,8 @@ def show_comparison(comparison: Comparison, old: Path) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from slipstream.bench.against import UNJUDGED
+
     screen = Console(highlight=False)
     table = Table(title=f"against {escape(str(old))}", title_justify="left", box=None)
     table.add_column("")
@@ -133,7 +135,9 @@ def show_comparison(comparison: Comparison, old: Path) -> None:
     for name in ("measure", "old", "new", "new/old"):
         table.add_column(name, no_wrap=True)
     for change in sorted(comparison.changes, key=lambda change: change.ratio):
-        colour = {"worse": "red", "better": "green"}.get(change.verdict, "default")
+        colour = {"worse": "red", "better": "green", UNJUDGED: "yellow"}.get(
+            change.verdict, "default"
+        )
         place = f"{change.method} on {change.task}"
         if change.temperature or change.num_rows > 1:
             place += f", T={change.temperature:g}, {change.num_rows} rows"

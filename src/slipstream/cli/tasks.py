@@ -1,4 +1,4 @@
-"""What `bench` and `verify` share: prompts by task, engines on one target, the float64 twin."""
+"""What `bench`, `tune` and `verify` share: prompts by task, engines on one target, its twin."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 
 from slipstream.cli import options as o
 from slipstream.cli.checks import check_at_least_one
+from slipstream.cli.output import tell
 from slipstream.errors import PromptTooLongError, SettingError
 
 if TYPE_CHECKING:
@@ -28,6 +29,28 @@ TasksOption = Annotated[
 TaskLimitOption = Annotated[
     int, typer.Option("--limit", help="Prompts per task, spread evenly over it.")
 ]
+
+
+def refuse_idle(context: typer.Context, names: Sequence[str], where: str) -> None:
+    """Refuse options that were typed and would do nothing.
+
+    Args:
+        context: of the command.
+        names: of its parameters.
+        where: when they do nothing.
+
+    Raises:
+        SettingError: one of them was typed.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise SettingError(
+                name.replace("_", "-"),
+                context.params[name],
+                f"nothing {where}: it does nothing there",
+                "leave it out",
+            )
 
 
 def read_texts(tasks: str | None, prompts: Path | None, limit: int) -> dict[str, list[Any]]:
@@ -49,8 +72,11 @@ def read_texts(tasks: str | None, prompts: Path | None, limit: int) -> dict[str,
             )
         from slipstream.cli.prompts import read_prompts
 
-        read = read_prompts(None, prompts, limit=limit)
-        return {prompts.stem: [(str(i), prompt) for i, prompt in enumerate(read)]}
+        read = list(enumerate(read_prompts(None, prompts)))
+        some = read if limit >= len(read) else [read[i * len(read) // limit] for i in range(limit)]
+        if len(some) < len(read):
+            tell(f"{prompts}: {limit} of {len(read)} prompts, see --limit")
+        return {prompts.stem: [(str(row), prompt) for row, prompt in some]}
     from slipstream.bench.tasks import read_task
     from slipstream.cli.prompts import Prompt
 
