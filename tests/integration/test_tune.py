@@ -42,13 +42,15 @@ def test_the_whole_of_it_with_exports(slipstream, model, drafter, prompts, tmp_p
     assert json.loads((tmp_path / "tune.json").read_text())["kind"] == "slipstream tune"
 
 
-def test_draft_cost_alone(slipstream, model, drafter, prompts, monkeypatch):
+def test_draft_cost_alone(slipstream, model, drafter, prompts, tmp_path, monkeypatch):
     monkeypatch.setattr(cost, "NUM_ROUNDS", 1)
     code, out, err = slipstream(
         "tune", "--json", "--dtype", "float32", "--model", model, "--method", "eagle3",
         "--drafter", drafter, "--prompts", prompts, "--only", "draft-cost", "--lengths", "1,4",
+        "--output", tmp_path / "part.json",
     )  # fmt: skip
     assert code == 0, err
+    assert json.loads(out) == json.loads((tmp_path / "part.json").read_text())
     taken = json.loads(out)["draft_cost"]
     assert set(taken) == {"1", "4"} and all(seconds > 0 for seconds in taken.values())
 
@@ -58,6 +60,10 @@ def test_draft_cost_alone(slipstream, model, drafter, prompts, monkeypatch):
     [
         (("--only", "draft-cots"), "draft-cost"),
         (("--lengths", "4,x"), "lengths"),
+        (("--lengths", "1,2,4,8"), "without --only draft-cost"),
+        (("--only", "cost-curve", "--lengths", "4"), "without --only draft-cost"),
+        (("--only", "draft-cost", "--export", "somewhere"), "nothing with --only"),
+        (("--only", "draft-cost", "--methods", "none"), "one that drafts"),
         (("--lengths", "0"), "lengths"),
         (("--method", "eagle3", "--methods", "ngram"), "one of the two"),
         (("--methods", "eagel3"), "eagle3"),

@@ -14,7 +14,7 @@ from slipstream.engine.engine import Engine
 from slipstream.errors import SettingError
 from slipstream.target.passes import CostCurve
 from slipstream.tune import advice, cost, optimum, tuner
-from slipstream.tune.acceptance import Position
+from slipstream.tune.acceptance import Position, Recorder
 from slipstream.tune.cost import DraftCost
 from slipstream.tune.optimum import PLAIN, Drafting, Plain, Setting
 from slipstream.types import DraftTree, Verdict
@@ -71,7 +71,8 @@ def test_lookup_is_united_with_every_other_method():
     found = optimum.predict_all([drafting(1), drafting(4, method="ngram")], FLAT)
     names = optimum.best_by_method(found)
     assert set(names) == {"none", "ngram", "eagle3", "eagle3+lookup"}
-    assert names["eagle3+lookup"].tau == names["ngram"].tau == 6.0 or names["ngram"].tau >= 4.0
+    assert names["eagle3"].tau == 2.0
+    assert names["eagle3+lookup"].tau == names["ngram"].tau == 4.0  # 12 tokens in passes of 5, 5, 2
 
 
 def test_longer_chains_for_fewer_rows():
@@ -176,6 +177,79 @@ def test_a_shape_that_cannot_be_cut_stands_for_itself(monkeypatch):
     assert list(found.draftings[0].settings()) == [whole]
     judged = {each["name"]: each for each in found.judged}
     assert judged[whole.name]["is_default"] and len(judged) == 3
+
+
+def test_a_default_deeper_than_the_others_is_recorded_timed_and_judged(monkeypatch):
+    monkeypatch.setattr(tuner, "MEASURED_DEPTHS", (1, 2))
+    monkeypatch.setattr(cost, "NUM_ROUNDS", 1)
+    arguments = ARGUMENTS | {"max_new_tokens": 20}
+    found = tuner.tune(loader(tiny_target()), ["dflash"], PROMPTS[:2], arguments, repeats=1)
+    chain = next(each for each in found.draftings if each.tree == "chain")
+    assert chain.depth == 16 and chain.cost.depths == (1, 2, 16)
+    assert {setting.depth for setting in chain.settings()} >= {8, 12, 16}
+    defaults = [each["name"] for each in found.judged if each["is_default"]]
+    assert defaults == ["dflash:chain,depth=16"]
+    assert found.to_dict()["lengths_method"] == "dflash"
+
+
+def test_a_recording_has_room_for_every_node_that_a_cut_may_keep(monkeypatch):
+    """Six children of the root and six of each of those: more than an engine's usual room."""
+    monkeypatch.setattr(tuner, "MEASURED_DEPTHS", (1,))
+    monkeypatch.setattr(cost, "NUM_ROUNDS", 1)
+    target = tiny_target()
+
+    def load(name, **options):
+        made = loader(target)(name, **options)
+        room = max(64, options.get("budget", 0))
+        return Engine(target, made.drafter, walk, max_nodes=room)
+
+    found = tuner.tune(load, ["eagle3"], PROMPTS[:2], ARGUMENTS | {"max_new_tokens": 20}, repeats=1)
+    tree = found.draftings[0]
+    assert tree.tree == "dynamic" and tree.budget > 64
+    assert max(position.best(999, 8)[0] for position in tree.answers[0]) > 64
+
+
+def test_lengths_by_rows_are_of_the_method_that_is_best_with_a_chain():
+    """`eagle3` comes last and is worse."""
+    made = [drafting(6, method="ngram", length=60), drafting(1, method="eagle3", length=60)]
+    found = tuner.Found(CostCurve((1, 8, 64), (1.0, 1.1, 8.0), context=1), FLAT, draftings=made)
+    found.predictions = optimum.predict_all(made, FLAT)
+    tuner._by_rows(found)
+    assert found.lengths_method == found.to_dict()["lengths_method"] == "ngram"
+    assert found.lengths[1][0] == 6
+    found.best = next(one for one in found.predictions if one.setting.method == "eagle3")
+    tuner._by_rows(found)
+    assert found.lengths_method == "eagle3"
+
+
+def stopping(prompts):
+    """A target whose answers to some prompts end at once."""
+    ended = {tuple(ids) for ids in prompts}
+
+    def edit(context, logits):
+        if any(tuple(context[: len(ids)]) == ids for ids in ended):
+            logits = logits.clone()
+            logits[0] = 1e9
+        return logits
+
+    return TableTarget(vocab_size=17, edit=edit, eos_ids=(0,))
+
+
+def test_drafting_is_timed_in_an_answer_that_is_long_enough():
+    target, short, long = stopping([(3, 1)]), [3, 1], [4, 2]
+    load = lambda depth: Engine(target, NgramDrafter(budget=depth, depth=depth), walk)  # noqa: E731
+    assert len(load(1).generate(short, max_new_tokens=9).token_ids) == 1
+    found = cost.draft_costs(load, (1, 2), [short, long], {"temperature": 0.0})
+    assert all(seconds > 0 for seconds in found.seconds)
+    arguments = ARGUMENTS | {"max_new_tokens": 9}
+    assert cost.other_seconds(load(1), [short, long], arguments) > 0
+    with pytest.raises(SettingError, match="prompts is 2 whose answers end within two steps"):
+        cost.draft_costs(load, (1, 2), [short, short], {"temperature": 0.0})
+
+
+def test_a_recorder_rests_threads_where_its_drafter_does():
+    assert Recorder(NgramDrafter(budget=2, depth=2)).rests_threads
+    assert not Recorder(random_eagle3(tiny_target())).rests_threads
 
 
 def test_one_prompt_cannot_tune_and_judge():

@@ -12,7 +12,7 @@ from slipstream.cli import options as o
 from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_output_folder
 from slipstream.cli.output import json_output, quiet_libraries
 from slipstream.cli.progress import progress_bar
-from slipstream.cli.tasks import TaskLimitOption, TasksOption, encode_tasks, read_texts
+from slipstream.cli.tasks import TaskLimitOption, TasksOption, encode_tasks, read_texts, refuse_idle
 from slipstream.errors import CheckpointError, SettingError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ LENGTHS = "1,2,4,8"
 
 
 def tune(
+    context: typer.Context,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -77,8 +78,14 @@ def tune(
         raise UnknownNameError("part", only, ONLY)
     decoding = o.Decoding(max_new_tokens, temperature, top_k, top_p, seed)
     depths = _depths(lengths)
+    if only != "draft-cost":
+        refuse_idle(context, ("lengths",), "without --only draft-cost")
+    if only is not None:
+        refuse_idle(context, ("export",), "with --only")
     setup = o.Setup(model, "none", None, dtype=dtype, device=device, threads=threads)
     names = _names(methods, method, model, drafter)
+    if only == "draft-cost" and not names:
+        raise SettingError("methods", f"'{methods}'", "one that drafts, for its cost", "try ngram")
     if export is not None:
         check_output_folder(export)
     if output is not None:
@@ -93,6 +100,8 @@ def tune(
         asked = [prompt for group in encoded.values() for prompt in group]
         if only is not None:
             value = _part(only, load, names, depths, asked, decoding)
+            if output is not None:
+                _write(value, output)
             writer.write(value) if json else _show_part(value)
             return
         from slipstream.tune.tuner import tune as run
@@ -190,7 +199,8 @@ def _part(
     found = {}
     for name in names:
         of_depth = lambda depth, name=name: load(name, **_chain(name, depth))  # noqa: E731
-        found[name] = cost.draft_costs(of_depth, depths, asked[0].ids, sampling).to_dict()
+        ids = [prompt.ids for prompt in asked]
+        found[name] = cost.draft_costs(of_depth, depths, ids, sampling).to_dict()
     return value | {"draft_cost": found[names[-1]], "draft_costs": found}
 
 

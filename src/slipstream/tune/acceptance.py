@@ -72,6 +72,7 @@ class Recorder:
                 "drafter", drafter.name, "one whose drafts do not depend on what was verified"
             )
         self.name, self.taps = drafter.name, drafter.taps
+        self.rests_threads = getattr(drafter, "rests_threads", False)
         self._drafter = drafter
         self._done: dict[int, Recording] = {}
         self._trees: dict[int, list[DraftTree]] = {}

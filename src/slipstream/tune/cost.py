@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.engine.engine import Engine
+from slipstream.errors import SettingError
 from slipstream.tune.acceptance import Recorder
 from slipstream.verify.walk import walk
 
@@ -52,7 +53,7 @@ class DraftCost:
 def draft_costs(
     load: Callable[[int], Engine],
     depths: Sequence[int],
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     arguments: Mapping[str, Any],
 ) -> DraftCost:
     """Median seconds of drafting at each depth, the depths taking turns.
@@ -60,32 +61,62 @@ def draft_costs(
     Args:
         load: gives the engine that drafts to a depth.
         depths: ascending.
-        prompt: token ids of one prompt.
+        prompts: token ids of each; the later ones are asked where the earlier ones' answers are
+            too short.
         arguments: sampling, as `Engine.generate` takes it.
+
+    Raises:
+        SettingError: no answer is long enough to draft in.
     """
     engines = [load(depth) for depth in depths]
     taken: list[list[float]] = [[] for _ in depths]
     for turn in range(NUM_ROUNDS + 1):
         for engine, depth, times in zip(engines, depths, taken, strict=True):
-            found = _drafting(engine, depth, prompt, arguments)
+            found = _drafting(engine, depth, prompts, arguments)
             if turn:  # the first turn warms up
                 times += found
-    seconds = tuple(statistics.median(times) if times else 0.0 for times in taken)
-    return DraftCost(tuple(depths), seconds)
+    if not all(taken):
+        raise SettingError(
+            "prompts",
+            f"{len(prompts)} whose answers end within two steps",
+            "one with a longer answer, in which drafting can be timed",
+            "give other --prompts or --tasks",
+        )
+    return DraftCost(tuple(depths), tuple(statistics.median(times) for times in taken))
 
 
 def _drafting(
-    engine: Engine, depth: int, prompt: Sequence[int], arguments: Mapping[str, Any]
+    engine: Engine, depth: int, prompts: Sequence[Sequence[int]], arguments: Mapping[str, Any]
 ) -> list[float]:
-    """Seconds of drafting of a few steps, none of them near the answer's end."""
+    """Seconds of drafting of a few steps, none of them near the longest possible answer's end."""
     recording = Engine(engine.target, Recorder(engine.drafter), walk)
     room = NUM_STEPS + depth + 2  # a tree is no deeper than what may still be said
     settings = {**arguments, "max_new_tokens": room, "trace": True}
-    steps = recording.generate(list(prompt), **settings).steps
-    return [step.draft_seconds for step in steps[1:NUM_STEPS]]  # the first also reads the prompt
+    taken: list[float] = []
+    for prompt in prompts:
+        steps = recording.generate(list(prompt), **settings).steps
+        taken += [step.draft_seconds for step in steps[1:]]  # the first also reads the prompt
+        if len(taken) >= NUM_STEPS - 1:
+            break
+    return taken[: NUM_STEPS - 1]
 
 
-def other_seconds(engine: Engine, prompt: Sequence[int], arguments: Mapping[str, Any]) -> float:
-    """Mean seconds of a step besides drafting and the pass, over one real answer."""
-    result = engine.generate(list(prompt), **arguments)
-    return result.other_seconds / max(result.num_target_passes, 1)
+def other_seconds(
+    engine: Engine, prompts: Sequence[Sequence[int]], arguments: Mapping[str, Any]
+) -> float:
+    """Mean seconds of a step besides drafting and the pass, over the first answers of some steps.
+
+    Args:
+        engine: drafts as it would.
+        prompts: token ids of each; the later ones are asked where the earlier ones' answers are
+            too short.
+        arguments: of `Engine.generate`.
+    """
+    seconds, num_passes = 0.0, 0
+    for prompt in prompts:
+        result = engine.generate(list(prompt), **arguments)
+        seconds += result.other_seconds
+        num_passes += result.num_target_passes
+        if num_passes >= NUM_STEPS:
+            break
+    return seconds / max(num_passes, 1)

@@ -20,7 +20,7 @@ from slipstream.tune.acceptance import Cut, Position, replay, united
 from slipstream.tune.cost import DraftCost
 
 BUDGETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
+DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 CUTTABLE = ("dynamic", "best-first", "chain")
 """Kinds of trees of which a part is a tree of the same kind."""
 WORTH = 1.03  # a predicted speed-up below this is within what a machine varies by

@@ -28,7 +28,7 @@ Load = Callable[..., Engine]
 """(method, **options of `slipstream.load`) to an engine, all on one target."""
 
 MEASURED_DEPTHS = (1, 2, 4, 8)
-DEEPEST = 8
+DEEPEST = 8  # that is recorded of a method whose default is no deeper
 LOOKUP = "ngram"
 RECORDED_ROWS = 8  # prompts that are recorded together: what is recorded does not depend on it
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -47,6 +47,7 @@ class Found:
         advice: sentences, the verdict first.
         judged: setting's name to predicted and measured tau and speed-up, on the other prompts.
         lengths: batch size to the best chain length and its predicted speed-up.
+        lengths_method: whose chains these are; None where no chain was recorded.
         acceptance: by depth and rank, and calibration, per method.
         left_out: method to why it was not tuned.
         environment: what it was measured on.
@@ -60,6 +61,7 @@ class Found:
     advice: list[str] = field(default_factory=list)
     judged: list[dict[str, object]] = field(default_factory=list)
     lengths: dict[int, tuple[int, float]] = field(default_factory=dict)
+    lengths_method: str | None = None
     acceptance: dict[str, dict[str, object]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     environment: dict[str, object] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Found:
             "advice": self.advice,
             "judged": self.judged,
             "best_by_method": [one.to_dict() for one in best_of.values()],
+            "lengths_method": self.lengths_method,
             "lengths_by_rows": {
                 str(rows): {"depth": depth, "predicted_speedup": gain}
                 for rows, (depth, gain) in self.lengths.items()
@@ -182,8 +185,12 @@ def _record(
         options = _largest(record, tree)
         engine = load(name, **options)
         recorder = Recorder(engine.drafter)
-        Engine(engine.target, recorder, walk).generate(ids, **together)
+        # The engine's own room, or a drafter would leave nodes out that a cut may keep.
+        room = engine.request(ids[0]).widest
+        Engine(engine.target, recorder, walk, max_nodes=room).generate(ids, **together)
         depths = [depth for depth in MEASURED_DEPTHS if depth <= options["depth"]]
+        if options["depth"] > DEEPEST:
+            depths.append(options["depth"])
         if tree not in optimum.CUTTABLE:
             depths = [options["depth"]]
         of_depth = lambda d, tree=tree: load(name, **_largest(record, tree, depth=d))  # noqa: E731
@@ -194,8 +201,8 @@ def _record(
             depth=options["depth"],
             budget=options.get("budget", options["depth"]),
             answers=positions(recorder.recordings),
-            cost=cost.draft_costs(of_depth, depths, ids[0], _sampling(arguments)),
-            other_seconds=cost.other_seconds(load(name, tree=tree), ids[0], arguments),
+            cost=cost.draft_costs(of_depth, depths, ids, _sampling(arguments)),
+            other_seconds=cost.other_seconds(load(name, tree=tree), ids, arguments),
         )
         found.draftings.append(drafting)
         if name not in found.acceptance:
@@ -217,8 +224,9 @@ def _trees(record: methods.Method) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*wanted[:2], *(tree for tree in wanted if tree == "chain"))))
 
 
-def _largest(record: methods.Method, tree: str, *, depth: int = DEEPEST) -> dict[str, Any]:
+def _largest(record: methods.Method, tree: str, *, depth: int | None = None) -> dict[str, Any]:
     """Options of the largest tree that is recorded: every node a cut could keep."""
+    depth = depth or max(DEEPEST, record.depth)
     if tree == "chain":
         return {"tree": tree, "depth": depth}
     if tree not in optimum.CUTTABLE:
@@ -269,13 +277,16 @@ def _holds(one: Prediction, judged: Mapping[str, Any]) -> bool:
 
 
 def _by_rows(found: Found) -> None:
-    """Chain lengths by batch size, for the method that is best with a chain or is chosen."""
-    chains = [each for each in found.draftings if each.tree == "chain"]
+    """Chain lengths by batch size, for the chosen method, or the one that is best with a chain."""
+    chains = {each.method: each for each in found.draftings if each.tree == "chain"}
     if not chains:
         return
     chosen = found.best.setting.method if found.best else PLAIN.method
-    fits = next((each for each in chains if each.method == chosen), chains[-1])
-    found.lengths = optimum.lengths_by_rows(fits, found.plain, BATCH_SIZES)
+    if chosen not in chains:
+        alone = (one.setting for one in found.predictions if not one.setting.lookup)
+        chosen = next(each.method for each in alone if each.tree == "chain" and each != PLAIN)
+    found.lengths_method = chosen
+    found.lengths = optimum.lengths_by_rows(chains[chosen], found.plain, BATCH_SIZES)
 
 
 def _judge(
@@ -327,7 +338,7 @@ def _defaults(found: Found) -> list[Prediction]:
     made = []
     for drafting in found.draftings:
         record = methods.get(drafting.method)
-        if drafting.tree == record.tree and record.depth <= drafting.depth:
+        if drafting.tree == record.tree:
             topk = 1 if drafting.topk == 1 else record.topk
             budget = record.depth if record.tree == "chain" else record.budget
             setting = Setting(record.name, record.tree, budget, record.depth, topk)
