@@ -75,6 +75,7 @@ PAPERS = {
     "2302.01318": "Chen et al., Accelerating LLM Decoding with Speculative Sampling",
     "2302.13971": "Touvron et al., LLaMA",
     "2305.09781": "Miao et al., SpecInfer",
+    "2309.00071": "Peng et al., YaRN",
     "2309.06180": "Kwon et al., PagedAttention",
     "2310.08461": "Zhou et al., DistillSpec",
     "2310.15141": "Sun et al., SpecTr",

@@ -423,6 +423,7 @@ def random_dflash(
     is_shifted: bool = False,
     num_layers: int = 2,
     path_rank: int = 0,
+    rope_scaling: dict | None = None,
     **shape: object,
 ) -> object:
     """A DFlash drafter with random weights, blocks of 5 and a reduced vocabulary.
@@ -434,6 +435,7 @@ def random_dflash(
         is_shifted: the read-out.
         num_layers: draft layers.
         path_rank: of a path head, which is then drafted with (DSpark).
+        rope_scaling: None for the target's.
         **shape: tree, budget, depth, topk, width, children.
     """
     from slipstream.drafters.dflash import DFlashDrafter, PathDrafter
@@ -445,7 +447,7 @@ def random_dflash(
     vocab_size = target.spec.vocab_size
     ids = torch.randperm(vocab_size, generator=generator)[:size].sort().values
     config = DFlashConfig(
-        **target.draft_shape(),
+        **target.draft_shape() | ({} if rope_scaling is None else {"rope_scaling": rope_scaling}),
         num_layers=num_layers,
         draft_vocab_size=size,
         taps=(1, 2, 3),

@@ -39,6 +39,10 @@ SHAPE = {
     "vocab_size": V, "draft_vocab_size": U,
 }  # fmt: skip
 EAGLE3 = {**SHAPE, "target_hidden_size": D, "taps": (1, 2, 3)}
+YARN = {  # a factor that bfloat16 does not hide
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+    "attention_factor": 1.5,
+}  # fmt: skip
 NETWORKS = {
     "eagle3": lambda: Eagle3(Eagle3Config(**EAGLE3)),
     "eagle3 with biases": lambda: Eagle3(
@@ -47,6 +51,7 @@ NETWORKS = {
     "eagle3 with norms": lambda: Eagle3(
         Eagle3Config(**EAGLE3, norm_each_tap=True, norm_before_residual=True, norm_output=True)
     ),
+    "eagle3 with yarn": lambda: Eagle3(Eagle3Config(**EAGLE3, rope_scaling=YARN)),
     "eagle": lambda: Eagle(EagleConfig(**SHAPE)),
     "eagle with biases": lambda: Eagle(EagleConfig(**SHAPE, qkv_bias=True)),
     "language": lambda: Language(LanguageConfig(**SHAPE, num_layers=2)),
@@ -162,7 +167,9 @@ def test_networks_run_compiled_where_their_target_does():
 
 
 @needs_code
-@pytest.mark.parametrize("options", [{"path_rank": 0}, {"path_rank": 8}, {"is_shifted": True}])
+@pytest.mark.parametrize(
+    "options", [{"path_rank": 0}, {"path_rank": 8}, {"is_shifted": True}, {"rope_scaling": YARN}]
+)
 def test_blocks_are_the_plain_networks_but_for_rounding(options):
     model = tiny_model().bfloat16()
     targets = [HFTarget(copy.deepcopy(model), decoder=how) for how in ("compiled", "fused")]

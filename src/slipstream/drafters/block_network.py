@@ -13,7 +13,7 @@ from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.compiled import angles_of, can_compile, rows_of, sizes_of, stack_layer
 from slipstream.drafters.products import product, replace_linears
 from slipstream.formats.dflash import DFlashCheckpoint
-from slipstream.models.blocks import rotation, turn
+from slipstream.models.blocks import turn
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.target.protocol import Target, TargetSpec
 from slipstream.target.stack import Stack
@@ -77,7 +77,7 @@ class BlockNetwork:
         keys, values = kept.permute(2, 3, 0, 4, 1, 5).unbind(1)  # [layers, B, Hkv, P, C]
         keys = F.rms_norm(keys, keys.shape[-1:], eps=config.rms_norm_eps)
         keys = keys * self._key_norms[:, None, None, None]
-        by = rotation(positions.to(self.device), self._model.frequencies)
+        by = self._model.rotation(positions.to(self.device))
         return list(zip(turn(keys, by), values, strict=True))
 
     def __call__(
@@ -106,7 +106,7 @@ class CompiledBlocks(BlockNetwork):
         self._stack = Stack(
             [stack_layer(layer, layer.input_layernorm) for layer in model.layers],
             sizes_of(model.config),
-            angles_of(model.frequencies),
+            angles_of(model),
             head=TileProduct(head),
             vocab_size=len(head),
             final_norm=model.norm.weight,

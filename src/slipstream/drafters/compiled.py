@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.products import CompiledLinear, on_rows
+from slipstream.models.blocks import attention_factor
 from slipstream.models.eagle import Eagle
 from slipstream.models.eagle3 import Eagle3
 from slipstream.models.language import Language, LanguageLayer
@@ -80,7 +81,7 @@ class CompiledNetwork:
             head, shape["final_norm"] = model.lm_head.weight, model.norm.weight
         assert head is not None, "the target's head is borrowed"
         self.num_layers = len(layers)
-        angles, product = angles_of(model.frequencies), TileProduct(head.detach())
+        angles, product = angles_of(model), TileProduct(head.detach())
         count = len(head)
         self._stack = self._reader = Stack(
             layers, sizes_of(config), angles, head=product, vocab_size=count, **shape
@@ -162,12 +163,14 @@ def rows_of(attend: CachedAttention) -> Rows:
     return Rows(sight.slots, sight.starts, sight.widths, visible, earlier)
 
 
-def angles_of(frequencies: Tensor) -> Any:
-    """A function from a number of positions to cosines and signed sines [P, C]."""
+def angles_of(model: Any) -> Any:
+    """A function from a number of positions to cosines and signed sines [P, C] of a network."""
+    frequencies = model.frequencies.float()
+    factor = attention_factor(model.config.rope_scaling)
 
     def angles(length: int) -> tuple[Tensor, Tensor]:
-        turns = torch.arange(length, dtype=torch.float32)[:, None] * frequencies.float()
-        cos, sin = turns.cos(), turns.sin()
+        turns = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+        cos, sin = turns.cos() * factor, turns.sin() * factor
         return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
     return angles

@@ -103,10 +103,16 @@ def _refuse_others(config: Mapping[str, Any], place: str) -> None:
         (sliding, "a sliding window"),
         (config.get("quantization_config"), "quantised weights"),
         (config.get("logit_scale") not in (None, 1, 1.0), "scaled logits"),
-        (config.get("partial_rotary_factor") not in (None, 1, 1.0), "RoPE on part of a head"),
+        (_turns_a_part(config), "RoPE on part of a head"),
     ):
         if is_there:
             raise CheckpointError(
                 f"{place} has {what}, which this drafter does not draft with",
                 "take a checkpoint without",
             )
+
+
+def _turns_a_part(config: Mapping[str, Any]) -> bool:
+    """Whether RoPE turns only some numbers of a head, which configs say in three places."""
+    places = (config, config.get("rope_parameters") or {}, config.get("rope_scaling") or {})
+    return any(place.get("partial_rotary_factor") not in (None, 1, 1.0) for place in places)

@@ -30,6 +30,7 @@ from slipstream.models.blocks import (
     Attend,
     GatedMLP,
     RMSNorm,
+    attention_factor,
     inverse_frequencies,
     rotation,
     turn,
@@ -174,6 +175,10 @@ class DFlash(nn.Module):
         self.config = replace(self.config, path_rank=rank)
         self.path = PathHead(self.config.hidden_size, rank)
 
+    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, 1, N, C/2] of positions [B, N]."""
+        return rotation(positions, self.frequencies, attention_factor(self.config.rope_scaling))
+
     def fuse(self, features: Tensor) -> Tensor:
         """[..., K*D] features of the target to [..., D]."""
         return self.hidden_norm(self.fc(features))
@@ -188,7 +193,7 @@ class DFlash(nn.Module):
         Returns:
             Per layer, keys and values [B, Hkv, S, C].
         """
-        by = rotation(positions, self.frequencies)
+        by = self.rotation(positions)
         kept = []
         for layer in self.layers:
             keys, values = layer.self_attn.keys_values(fused)
@@ -212,7 +217,7 @@ class DFlash(nn.Module):
             [B, N, D] after the final norm: input of the target's head.
         """
         states, num_heads = embedded, self.config.num_heads
-        cos, sin = rotation(positions, self.frequencies)
+        cos, sin = self.rotation(positions)
         by = (cos.to(embedded.dtype), sin.to(embedded.dtype))
         for layer in self.layers:
             attention = layer.self_attn

@@ -78,7 +78,13 @@ class EagleLayer(nn.Module):
         super().__init__()
         d = config.hidden_size
         self.self_attn = Projections(
-            d, d, config.num_heads, config.num_kv_heads, config.head_size, bias=config.qkv_bias
+            d,
+            d,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_size,
+            bias=config.qkv_bias,
+            scaling=config.rope_scaling,
         )
         self.mlp = GatedMLP(d, config.intermediate_size)
         self.post_attention_layernorm = RMSNorm(d, config.rms_norm_eps)

@@ -100,6 +100,7 @@ class _Layer(nn.Module):
             config.head_size,
             bias=config.attention_bias,
             output_bias=config.output_bias,
+            scaling=config.rope_scaling,
         )
         self.mlp = GatedMLP(d, config.intermediate_size)
         self.hidden_norm = RMSNorm(d, eps)

@@ -76,7 +76,14 @@ class LanguageLayer(nn.Module):
         super().__init__()
         d, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(d, eps)
-        self.self_attn = Projections(d, d, config.num_heads, config.num_kv_heads, config.head_size)
+        self.self_attn = Projections(
+            d,
+            d,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_size,
+            scaling=config.rope_scaling,
+        )
         self.post_attention_layernorm = RMSNorm(d, eps)
         self.mlp = GatedMLP(d, config.intermediate_size)
 
