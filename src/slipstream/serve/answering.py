@@ -16,7 +16,7 @@ from slipstream.serve import grammar, tools
 from slipstream.serve.replies import ChatScores, CompletionScores, Marks, speculation, usage
 from slipstream.serve.schema import LARGEST_SEED, ChatAsked, CompletionAsked
 
-FINISH = {"stop": "stop", "length": "length", "abort": "stop", "error": "stop"}
+FINISH = {"stop": "stop", "length": "length"}  # the others are failures
 
 
 class Ask:
@@ -154,9 +154,12 @@ class Answer:
         if piece.result is not None:
             self._results[index] = piece.result
 
-    def failure(self) -> str | None:
-        """What went wrong in a choice, if anything did."""
-        return next((r.error for r in self._results.values() if r.error is not None), None)
+    def failure(self, index: int) -> str | None:
+        """Why a choice has ended without being finished; None while it runs or if it is."""
+        result = self._results.get(index)
+        if result is None or result.finish_reason in FINISH:
+            return None
+        return result.error or "the server stopped before the answer was finished"
 
     def whole(self) -> dict[str, Any]:
         """The answer in one piece, once every choice has its result."""
@@ -174,8 +177,10 @@ class Answer:
         yield from ()
 
     def chunks(self, index: int, piece: Piece) -> Iterator[dict[str, Any]]:
-        """The chunks of a piece."""
+        """The chunks of a piece; the last one of a choice that failed has none."""
         self.add(index, piece)
+        if self.failure(index) is not None:
+            return
         choice = {**self._delta(index, piece), "index": index}
         choice["finish_reason"] = None if piece.result is None else self._end(index, piece.result)
         if self._ask.asked.return_token_ids:

@@ -12,8 +12,8 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -27,16 +27,17 @@ from starlette.requests import ClientDisconnect
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request as Row
-from slipstream.errors import BusyError, SlipstreamError
+from slipstream.errors import BusyError, SettingError, SlipstreamError
 from slipstream.serve.answering import Answer, Ask, ChatAnswer, CompletionAnswer
 from slipstream.serve.exchange import DeadlineError, Exchange, GoneError
-from slipstream.serve.metrics import Metrics
+from slipstream.serve.metrics import Metrics, Watch
 from slipstream.serve.replies import error_body
 from slipstream.serve.schema import ChatAsked, CompletionAsked
 
 log = logging.getLogger("slipstream.serve")
 
 BODY_SECONDS = 60.0  # for a client to send its body
+SENDING_SECONDS = 5.0  # after the deadline, for a client to read what there is
 HUNG_UP = 499
 
 
@@ -81,6 +82,9 @@ class Server:
         name: of the model, as clients ask for it.
         limits: what is allowed.
         api_keys: any of them opens `/v1`; none leaves it open.
+
+    Raises:
+        SettingError: an API key is empty, or a limit is outside its range.
     """
 
     def __init__(
@@ -91,6 +95,13 @@ class Server:
         limits: Limits | None = None,
         api_keys: Sequence[str] = (),
     ) -> None:
+        if any(not key.strip() for key in api_keys):
+            raise SettingError(
+                "api-key",
+                "empty",
+                "a key that clients send",
+                "set SLIPSTREAM_API_KEY to one, or unset it to leave /v1 open",
+            )
         self.engine = engine
         self.limits = limits or Limits()
         self.name = name or engine.target.spec.name
@@ -179,23 +190,24 @@ class Server:
         asked = _validated(schema, await _body(request, self.limits.body_bytes))
         self._check_served(asked)
         ask = Ask(self.engine, asked, id_)
+        with self._busy_told():  # before a long prompt is tokenised for nothing
+            self.service.check()
         rows = await _checked(asyncio.to_thread(ask.rows), schema.model_fields)
         answer = shape(ask, rows, self.name)
         exchange = Exchange(
-            self.service, rows, seconds=self.limits.seconds, is_gone=request.is_disconnected
+            self.service,
+            rows,
+            seconds=self.limits.seconds,
+            is_gone=request.is_disconnected,
+            on_piece=Watch(self.metrics, answer.id, rows, begun).hear,
         )
-        try:
+        with self._busy_told():
             exchange.start()
-        except BusyError as error:
-            status = 429 if self.service.is_alive else 503
-            raise Refused(status, _with_hint(error), "rate_limit_error") from None
         headers = {"X-Request-Id": answer.id}
-        watched = self._watched(exchange, answer, begun)
         if asked.stream:
-            events = _events(answer, watched)
-            return _Stream(events, exchange, headers=headers)
+            return _Stream(_events(answer, exchange.pieces()), exchange, headers=headers)
         try:
-            async for index, piece in watched:
+            async for index, piece in exchange.pieces():
                 answer.add(index, piece)
         except DeadlineError as error:
             raise Refused(504, str(error), "timeout_error") from None
@@ -203,43 +215,25 @@ class Server:
             return Response(status_code=HUNG_UP)
         finally:
             exchange.stop()
-        if (failure := answer.failure()) is not None:
-            raise Refused(500, failure, "server_error")
+        for index, _ in enumerate(rows):
+            if (failure := answer.failure(index)) is not None:
+                raise Refused(500, failure, "server_error")
         return JSONResponse(answer.whole(), headers=headers)
 
-    async def _watched(
-        self, exchange: Exchange, answer: Answer, begun: float
-    ) -> AsyncIterator[tuple[int, Any]]:
-        """The exchange's pieces, counted on their way; one line of log at the end."""
-        before: dict[int, float] = {}
-        results = []
+    @contextmanager
+    def _busy_told(self) -> Iterator[None]:
+        """A full queue is a 429, a shutdown a 503."""
         try:
-            async for index, piece in exchange.pieces():
-                now = time.monotonic()
-                if piece.token_ids and index in before:
-                    self.metrics.note_between(now - before[index], len(piece.token_ids))
-                elif piece.token_ids:
-                    self.metrics.note_first(now - begun)
-                before[index] = now
-                if piece.result is not None:
-                    self.metrics.note_result(piece.result, now - begun)
-                    results.append(piece.result)
-                yield index, piece
-        finally:
-            told = {
-                "id": answer.id,
-                "choices": len(exchange.requests),
-                "finished": [result.finish_reason for result in results],
-                "prompt_tokens": exchange.requests[0].num_prompt,
-                "completion_tokens": sum(result.num_tokens for result in results),
-                "tau": [round(result.tau, 3) for result in results],
-                "seconds": round(time.monotonic() - begun, 3),
-            }
-            log.info("%s", json.dumps(told))
+            yield
+        except BusyError as error:
+            status = 429 if self.service.is_alive else 503
+            raise Refused(status, _with_hint(error), "rate_limit_error") from None
 
     def _check_key(self, request: Request) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
-        if self._keys and not any(secrets.compare_digest(given, key) for key in self._keys):
+        if not self._keys:
+            return
+        if not given or not any(secrets.compare_digest(given, key) for key in self._keys):
             raise Refused(401, "missing or wrong API key", "authentication_error")
 
     def _check_served(self, asked: Any) -> None:
@@ -252,7 +246,10 @@ class Server:
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; however they end, the rows are given back."""
+    """Server-sent events; however they end, the rows are given back.
+
+    A client that does not read holds the sending up, so the answer's deadline is the sending's too.
+    """
 
     def __init__(self, events: Any, exchange: Exchange, *, headers: Mapping[str, str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=dict(headers))
@@ -260,21 +257,25 @@ class _Stream(StreamingResponse):
 
     async def __call__(self, *args: Any) -> None:
         try:
-            await super().__call__(*args)
+            async with asyncio.timeout(self._exchange.seconds_left + SENDING_SECONDS):
+                await super().__call__(*args)
+        except TimeoutError:
+            log.warning("a client read its stream too slowly and was cut off")
         finally:
             self._exchange.stop()
 
 
 async def _events(answer: Answer, pieces: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[str]:
-    """The answer's chunks as events; a fault is told as one, the end always is."""
+    """The answer's chunks as events; a choice's fault is told as one, the end always is."""
     try:
         for chunk in answer.opening():
             yield _event(chunk)
         async for index, piece in pieces:
             for chunk in answer.chunks(index, piece):
                 yield _event(chunk)
-        if (failure := answer.failure()) is not None:
-            yield _event(error_body(failure, "server_error", code=500))
+            if (failure := answer.failure(index)) is not None:
+                where = f"choices.{index}"
+                yield _event(error_body(failure, "server_error", param=where, code=500))
         for chunk in answer.closing():
             yield _event(chunk)
     except DeadlineError as error:

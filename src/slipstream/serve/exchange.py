@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 
 from slipstream.engine.request import Piece, Request
 from slipstream.engine.service import Listener, Service
@@ -33,6 +34,7 @@ class Exchange:
         requests: one per choice.
         seconds: until they must be finished.
         is_gone: asks whether the client hung up.
+        on_piece: told of every piece when it comes, also of those that nobody reads any more.
     """
 
     def __init__(
@@ -42,11 +44,20 @@ class Exchange:
         *,
         seconds: float,
         is_gone: Callable[[], Awaitable[bool]] | None = None,
+        on_piece: Callable[[int, Piece], None] | None = None,
     ) -> None:
         self.requests = tuple(requests)
-        self._service, self._seconds, self._is_gone = service, seconds, is_gone
+        self._service, self._seconds = service, seconds
+        self._is_gone, self._on_piece = is_gone, on_piece
         self._news: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
-        self._until = time.monotonic() + seconds
+        self._is_started = False
+        self._looked = time.monotonic()
+        self._until = self._looked + seconds
+
+    @property
+    def seconds_left(self) -> float:
+        """Until everything must be finished."""
+        return max(0.0, self._until - time.monotonic())
 
     def start(self) -> None:
         """Submit everything, or nothing.
@@ -57,7 +68,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
 
         def listener(index: int) -> Listener:
-            return lambda piece: loop.call_soon_threadsafe(self._news.put_nowait, (index, piece))
+            return lambda piece: loop.call_soon_threadsafe(self._hear, index, piece)
 
         try:
             for index, request in enumerate(self.requests):
@@ -65,6 +76,7 @@ class Exchange:
         except SlipstreamError:
             self.stop()
             raise
+        self._is_started = True
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Choice and piece, until every choice has its result.
@@ -84,13 +96,24 @@ class Exchange:
         for request in self.requests:
             self._service.abort(request)
 
+    def _hear(self, index: int, piece: Piece) -> None:
+        self._news.put_nowait((index, piece))
+        if self._on_piece is not None and self._is_started:
+            self._on_piece(index, piece)
+
     async def _next(self) -> tuple[int, Piece]:
         while True:
-            wait = self._until - time.monotonic()
+            await self._look()
+            wait = self.seconds_left
             if wait <= 0:
                 raise DeadlineError(f"the answer was not finished after {self._seconds:g} s")
-            try:
+            with suppress(TimeoutError):
                 return await asyncio.wait_for(self._news.get(), min(wait, PATIENCE))
-            except TimeoutError:
-                if self._is_gone is not None and await self._is_gone():
-                    raise GoneError("the client hung up") from None
+
+    async def _look(self) -> None:
+        """See now and then whether the client is still there, however fast the pieces come."""
+        if self._is_gone is None or time.monotonic() < self._looked + PATIENCE:
+            return
+        self._looked = time.monotonic()
+        if await self._is_gone():
+            raise GoneError("the client hung up")

@@ -1,4 +1,4 @@
-"""Counters for Prometheus, under the names that vLLM's dashboards read.
+"""What a server counts: for Prometheus, under the names that vLLM's dashboards read, and its log.
 
 A draft may be a tree here: `num_draft_tokens` counts verified nodes, `num_accepted_tokens` those
 that were kept, so that 1 + accepted / drafts is the mean accepted length, as there.
@@ -6,11 +6,16 @@ that were kept, so that 1 + accepted / drafts is the mean accepted length, as th
 
 from __future__ import annotations
 
+import json
+import logging
+import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from slipstream.engine.request import Result
+from slipstream.engine.request import Piece, Request, Result
+
+log = logging.getLogger("slipstream.serve")
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 
@@ -118,3 +123,48 @@ class Metrics:
         ):
             yield f"# TYPE vllm:{name} histogram"
             yield from histogram.lines(f"vllm:{name}", self._labels)
+
+
+class Watch:
+    """Counts the pieces of one HTTP request as they come; one line of log when all rows are over.
+
+    It hears of answers that a deadline or a client ended too, since their rows' last pieces come
+    whether or not they are read.
+
+    Args:
+        metrics: where they count.
+        id_: of the answer.
+        rows: its choices.
+        begun: when it was asked for, by `time.monotonic`.
+    """
+
+    def __init__(self, metrics: Metrics, id_: str, rows: Sequence[Request], begun: float) -> None:
+        self._metrics, self._id, self._rows, self._begun = metrics, id_, rows, begun
+        self._before: dict[int, float] = {}  # by choice, when its last piece came
+        self._results: list[Result] = []
+
+    def hear(self, index: int, piece: Piece) -> None:
+        """A choice has a new piece."""
+        now = time.monotonic()
+        if piece.token_ids and index in self._before:
+            self._metrics.note_between(now - self._before[index], len(piece.token_ids))
+        elif piece.token_ids:
+            self._metrics.note_first(now - self._begun)
+        self._before[index] = now
+        if piece.result is not None:
+            self._metrics.note_result(piece.result, now - self._begun)
+            self._results.append(piece.result)
+            if len(self._results) == len(self._rows):
+                self._tell(now - self._begun)
+
+    def _tell(self, seconds: float) -> None:
+        told = {
+            "id": self._id,
+            "choices": len(self._rows),
+            "finished": [result.finish_reason for result in self._results],
+            "prompt_tokens": self._rows[0].num_prompt,
+            "completion_tokens": sum(result.num_tokens for result in self._results),
+            "tau": [round(result.tau, 3) for result in self._results],
+            "seconds": round(seconds, 3),
+        }
+        log.info("%s", json.dumps(told))

@@ -39,18 +39,18 @@ def speculation(results: Sequence[Result], depth: int) -> dict[str, Any] | None:
     nodes = sum(result.num_draft_nodes for result in results)
     if not nodes:
         return None
-    passes = sum(result.num_target_passes for result in results)
+    drafts = sum(result.num_draft_steps for result in results)  # passes without drafts are no steps
     accepted = sum(result.num_accepted for result in results)
     longest = max(len(result.reach) for result in results)
-    reached = [passes, *[0] * longest, 0]
+    reached = [drafts, *[0] * longest, 0]
     for result in results:
         for at, share in enumerate(result.reach, start=1):
             reached[at] += round(share * result.num_target_passes)
     return {
-        "mean_acceptance_length": 1 + accepted / passes,
+        "mean_acceptance_length": 1 + accepted / drafts,
         "draft_acceptance_rate": accepted / nodes,
         "acceptance_histogram": [reached[i] - reached[i + 1] for i in range(longest + 1)],
-        "num_spec_steps": passes,
+        "num_spec_steps": drafts,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": nodes,
         "num_spec_tokens": depth,
