@@ -7,11 +7,13 @@ import torch
 
 from slipstream.data.batches import Batch, collate
 from slipstream.data.store import Sample
+from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.objectives.block_attention import BlockAttention
 from slipstream.train.objectives.dflash import BlockDiffusion, Text, block_states
+from slipstream.train.recipes.dflash import DSparkSettings, path_objective
 
 V, D, U, K, W = 31, 12, 19, 3, 4
 MASK = 30
@@ -291,6 +293,15 @@ def test_a_path_head_learns_on_a_network_that_stays():
     assert float((loss.prefix_hits / loss.prefix_count)[-1]) > 0.9
     for name, weight in model.state_dict().items():
         assert torch.equal(weight, before[name]) != name.startswith("path"), name
+
+
+def test_a_network_that_stays_asks_for_no_gradients():
+    """Other processes would wait for them at the second step."""
+    model, vocabulary, _ = network()
+    settings = DSparkSettings(only_path=True, path_rank=6)
+    path_objective(DFlashCheckpoint(model, vocabulary), settings)
+    learning = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert learning == {f"path.{name}.weight" for name in ("read", "down", "up")}
 
 
 def test_a_batch_without_supervision_gives_zero():

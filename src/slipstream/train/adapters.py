@@ -14,6 +14,9 @@ from torch import nn
 
 from slipstream.errors import SettingError
 
+WHOLE = "path."
+"""A path head is small and often fresh: an adapter would hold it to the adapter's rank."""
+
 
 def check_installed(rank: int | None) -> None:
     """Raises SettingError when adapters are wanted and `peft` is not there."""
@@ -24,12 +27,22 @@ def check_installed(rank: int | None) -> None:
 
 
 def adapt(model: nn.Module, rank: int, *, seed: int) -> None:
-    """Freeze a network and give every linear layer an adapter of this rank, in place."""
+    """Freeze a network and give every linear layer an adapter of this rank, in place.
+
+    A path head learns whole.
+    """
     from peft import LoraConfig, inject_adapter_in_model
 
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not name.startswith(WHOLE)
+    ]
     torch.manual_seed(seed)  # peft draws from the global generator
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear), model)
+    for name, parameter in model.named_parameters():
+        if name.startswith(WHOLE):
+            parameter.requires_grad_(True)
 
 
 @torch.no_grad()

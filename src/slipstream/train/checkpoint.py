@@ -91,6 +91,11 @@ def load_state(
                 item, name = key.removeprefix(prefix).split(".", 1)
                 state.setdefault(int(item), {})[name] = value
         groups = optimizer.state_dict()["param_groups"]
+        if state.keys() - set(range(sum(len(group["params"]) for group in groups))):
+            raise CheckpointError(
+                f"{path} belongs to another optimizer: it moves other parameters",
+                hint="start anew in another --output",
+            )
         optimizer.load_state_dict({"state": state, "param_groups": groups})
     return {"step": record["step"], "extra": record["extra"]}
 

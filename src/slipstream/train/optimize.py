@@ -20,9 +20,9 @@ def make_optimizers(model: nn.Module, config: TrainConfig) -> list[torch.optim.O
         is_inner = parameter.dim() == 2 and not name.startswith("lm_head")
         (matrices if config.optimizer == "muon" and is_inner else others).append(parameter)
     settings = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, betas=(0.9, 0.95), fused=True, **settings)
-    ]
+    optimizers: list[torch.optim.Optimizer] = []
+    if others:  # adapters are matrices alone
+        optimizers.append(torch.optim.AdamW(others, betas=(0.9, 0.95), fused=True, **settings))
     if matrices:
         optimizers.append(torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **settings))
     return optimizers

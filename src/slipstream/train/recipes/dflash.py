@@ -137,6 +137,9 @@ def path_objective(checkpoint: DFlashCheckpoint, settings: DSparkSettings) -> Bl
         )
     if checkpoint.model.path is None:
         checkpoint.model.add_path(settings.path_rank)
+    if settings.only_path:  # said to the optimizer and to other processes, which wait for gradients
+        checkpoint.model.requires_grad_(False)
+        checkpoint.model.path.requires_grad_(True)
     return objective(checkpoint, settings)
 
 
