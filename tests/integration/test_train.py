@@ -6,7 +6,10 @@ from importlib.util import find_spec
 from itertools import pairwise
 
 import pytest
+from drafters_on_disk import NUM_IDS
 
+from chats import PLAIN, byte_tokenizer
+from fakes import tiny_model
 from slipstream.formats import eagle3
 
 PROMPTS = ["ab", "the cat", "1+1=", "zzz", "hello there", "naïve 你好", "x y z", "0123"]
@@ -79,6 +82,97 @@ def test_an_existing_output_is_refused_and_resume_goes_on(slipstream, model, ans
     assert (run / "drafter" / "model.safetensors").read_bytes() == before
     code, _, err = slipstream(*arguments(answers, run, model, "--resume", "--seed", 5))
     assert code == 2 and "seed" in err
+
+
+@pytest.mark.parametrize("more", [("--online",), ()])
+def test_a_resumed_run_must_have_its_data(slipstream, model, answers, tmp_path, more):
+    """With fewer texts the last ones, which are held out, would be some it was trained on."""
+    run = tmp_path / "run"
+    given = arguments(answers, run, model, "--limit", 7, *more)
+    assert slipstream(*given)[0] == 0
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(answers.read_text().splitlines(keepends=True)[1:]))
+    for change, says in (
+        (("--limit", 5), "data limit 7 then, 5 now"),
+        (("--loops", "keep"), "data loops cut then, keep now"),
+        (("--max-prompt", 9), "data max_prompt None then, 9 now"),
+        (("--last-turn-only",), "data last_turn_only False then, True now"),
+    ):
+        code, out, err = slipstream(*given, "--resume", *change)
+        assert code == 2 and not out and says in " ".join(err.split())
+    code, out, err = slipstream(*[other if x == answers else x for x in given], "--resume")
+    assert code == 2 and not out and ("source_sha256" in err or "another file" in err)
+    code, _, err = slipstream(*given, "--resume")
+    assert code == 0, err
+    record = json.loads((run / "run.json").read_text())
+    assert record["data texts"] == 7
+    old = {name: value for name, value in record.items() if not name.startswith("data ")}
+    (run / "run.json").write_text(json.dumps(old))  # started before the data was remembered
+    assert slipstream(*given, "--resume")[0] == 0
+    assert json.loads((run / "run.json").read_text()) == record
+
+
+def test_a_store_that_grew_is_not_the_runs_any_more(slipstream, model, answers, tmp_path):
+    store, run = tmp_path / "store", tmp_path / "run"
+    extract = ("data", "extract", "--data", answers, "--output", store, "--model", model)
+    assert slipstream(*extract, "--limit", 6)[0] == 0
+    assert slipstream(*arguments(store, run, model))[0] == 0
+    assert slipstream(*extract, "--limit", 8, "--resume")[0] == 0
+    code, _, err = slipstream(*arguments(store, run, model, "--resume"))
+    assert code == 2 and "data texts 6 then, 8 now" in " ".join(err.split())
+
+
+def test_resume_leaves_alone_what_is_not_its_own(slipstream, model, answers, tmp_path):
+    """Hidden folders of others stay; a folder that holds no run is refused."""
+    run = tmp_path / "run"
+    foreign = run / ".my-notes"
+    foreign.mkdir(parents=True)
+    code, out, err = slipstream(*arguments(answers, run, model, "--resume"))
+    assert code == 2 and not out and "holds no run" in " ".join(err.split()) and foreign.is_dir()
+    foreign.rmdir()
+    assert slipstream(*arguments(answers, run, model))[0] == 0
+    left = [run / ".drafter-x1", run / ".evaluated-y2", run / "milestones" / ".step-00000003-z3"]
+    for folder in (foreign, *left):
+        folder.mkdir(parents=True)
+    assert slipstream(*arguments(answers, run, model, "--resume"))[0] == 0
+    assert foreign.is_dir() and not any(folder.exists() for folder in left)
+
+
+def test_features_of_another_model_with_the_same_sizes_are_refused(
+    slipstream, model, answers, tmp_path
+):
+    store, other = tmp_path / "store", tmp_path / "other"
+    tokenizer = byte_tokenizer(PLAIN)
+    tiny_model(
+        seed=7, vocab_size=NUM_IDS, eos_token_id=tokenizer.eos_token_id,
+        max_position_embeddings=256,
+    ).save_pretrained(other)  # fmt: skip
+    tokenizer.save_pretrained(other)
+    assert slipstream(
+        "data", "extract", "--data", answers, "--output", store, "--model", other
+    )[0] == 0  # fmt: skip
+    code, out, err = slipstream(*arguments(store, tmp_path / "run", model))
+    said = " ".join(err.split())
+    assert code == 2 and not out and "another embedding or head (100% of the values" in said
+    assert not (tmp_path / "run").exists()
+    for dtype in ("bfloat16", "float16"):  # rounded another way, and still the same model
+        given = arguments(store, tmp_path / dtype, other, "--dtype", dtype)
+        code, _, err = slipstream(*given)
+        assert code == 0, err
+
+
+def test_a_wrong_share_of_batches_does_not_bind_the_output(
+    slipstream, model, answers, tmp_path, monkeypatch
+):
+    store = tmp_path / "store"
+    assert slipstream(
+        "data", "extract", "--data", answers, "--output", store, "--model", model
+    )[0] == 0  # fmt: skip
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("slipstream.target.hf.load_target", None)
+    code, out, err = slipstream(*arguments(store, tmp_path / "run", model, "--accumulate", 3))
+    assert code == 2 and not out and "use --accumulate 2" in err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_given_drafter_decides_vocabulary_and_weights(
@@ -273,6 +367,32 @@ def test_adapters_are_trained_resumed_and_written_plain(
     old, new = (eagle3.read(f).model.state_dict() for f in (drafter, run / "drafter"))
     assert old.keys() == new.keys() and bool((new["fc.weight"] != old["fc.weight"]).any())
     assert (run / "milestones" / "step-00000006" / "model.safetensors").is_file()
+
+
+def blocks(slipstream, model, answers, run, method, *more):
+    given = list(arguments(answers, run, model, *more))
+    given[given.index("eagle3")] = method
+    is_fresh = "--drafter" not in more
+    for name in ("--num-unrolled", *(() if is_fresh else ("--draft-vocab-size",))):
+        del given[given.index(name) : given.index(name) + 2]
+    return slipstream(*given, *(("--set", "width=4", "--set", "num_layers=1") * is_fresh))
+
+
+def test_adapters_and_a_fresh_path_head_resume(slipstream, model, answers, tmp_path):
+    """The head is put on before the adapters, in a first session and in a later one."""
+    pytest.importorskip("peft")
+    first, run = tmp_path / "first", tmp_path / "run"
+    code, _, err = blocks(slipstream, model, answers, first, "dflash", "--accumulate", 2)
+    assert code == 0, err
+    more = ("--drafter", first / "drafter", "--lora-rank", 2)
+    for again in ((), ("--resume",)):
+        code, _, err = blocks(slipstream, model, answers, run, "dspark", *more, *again)
+        assert code in (0, 1) and "Traceback" not in err and "another network" not in err, err
+        assert (run / "drafter" / "model.safetensors").is_file()
+    code, _, err = blocks(
+        slipstream, model, answers, tmp_path / "x", "dspark", *more, "--set", "only_path=true"
+    )
+    assert code == 2 and "expected nothing beside only_path" in " ".join(err.split())
 
 
 def test_adapters_need_a_drafter_and_peft(slipstream, model, answers, drafter, tmp_path):

@@ -1,17 +1,19 @@
 """Features on disk in 16 and 8 bits, and features as training goes: the same samples."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from chats import PLAIN, byte_tokenizer
+from elsewhere import Elsewhere
 from fakes import tiny_target
 from slipstream.data.eightbit import quantise, restore
-from slipstream.data.extract import Estimate, extract_shards, plan_texts
+from slipstream.data.extract import Estimate, extract_shards, features_of, plan_texts
 from slipstream.data.merge import merge
 from slipstream.data.online import OnlineStore
-from slipstream.data.store import Store, bytes_per_token
+from slipstream.data.store import Sample, Store, bytes_per_token
 from slipstream.errors import DataError, OutputError, SettingError
 from slipstream.models.readout import Readout
 from slipstream.train.config import TrainConfig
@@ -74,6 +76,28 @@ def test_online_samples_are_those_of_the_shards(target, data, tmp_path):
     config = TrainConfig(max_length=64, rows=2)
     first, second = (Batches(s, range(3), config)(1) for s in (live, store))
     assert torch.equal(first.tokens, second.tokens) and first.number == 1
+
+
+def test_features_come_home_from_another_device(target, data):
+    """The target's values on its device, ids on the processor's."""
+    texts = [text for text in plan_texts(data, target.tokenizer).texts if text]
+    readout = Readout(target.embedding().clone(), target.head().clone())
+    said = []
+
+    def extract(*given):
+        said.append(target.extract(*given))
+        return said[-1]
+
+    here = features_of(SimpleNamespace(extract=extract), readout, texts, (1, 3))
+    replayed = iter(said)
+    with Elsewhere() as device:
+        device.mark(readout)
+        target_there = SimpleNamespace(extract=lambda *_: device.mark(next(replayed)))
+        there = features_of(target_there, readout, texts, (1, 3))
+        for one, other in zip(here, there, strict=True):
+            for name in Sample.__slots__:
+                assert not device.has(getattr(other, name))
+                assert torch.equal(getattr(one, name), getattr(other, name))
 
 
 def test_eight_bits_take_half_the_disk_and_keep_the_values(target, data, tmp_path):

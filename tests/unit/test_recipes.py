@@ -1,11 +1,13 @@
 """Every trainable method has a recipe that learns, is written, read back and decodes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
 from chats import PLAIN, byte_tokenizer
+from elsewhere import Elsewhere
 from fakes import tiny_model
 from slipstream import assemble, methods
 from slipstream.data.batches import collate
@@ -13,8 +15,10 @@ from slipstream.data.extract import extract_shards
 from slipstream.data.store import Store
 from slipstream.errors import DataError, SettingError
 from slipstream.models.readout import Readout
+from slipstream.parity.decoding import judged
 from slipstream.target.hf import load_target
 from slipstream.train import recipes
+from slipstream.train.loop import _Together
 from slipstream.train.recipes.recipe import Material
 
 TRAINABLE = [method.name for method in methods.all() if method.is_trainable]
@@ -76,7 +80,8 @@ def test_every_trainable_method_has_a_recipe_and_no_other():
 def test_one_batch_can_be_overfitted_and_decoded(method, target, every_tap, tmp_path):
     """The loss falls, the first draft becomes right, and what is written keeps the output."""
     recipe = recipes.get(method)
-    settings = recipe.settings()
+    has_widths = "narrow" in recipe.settings.model_fields  # narrow blocks count no prefixes
+    settings = recipe.settings(**({"narrow": 0} if has_widths else {}))
     store = Store(every_tap, taps=recipe.taps(settings, target.spec.num_layers))
     checkpoint = recipe.make(material(target, store), settings)
     objective, readout = recipe.objective(checkpoint, settings), store.readout()
@@ -103,6 +108,50 @@ def test_one_batch_can_be_overfitted_and_decoded(method, target, every_tap, tmp_
     prompt = [target.tokenizer.encode("the quick")]
     plain = assemble.load(target, "none").generate(prompt, max_new_tokens=12)[0].token_ids
     assert engine.generate(prompt, max_new_tokens=12)[0].token_ids == plain
+
+
+@pytest.mark.parametrize("method", TRAINABLE)
+@pytest.mark.parametrize("is_training", [True, False])
+def test_objectives_keep_to_the_device_of_their_data(method, is_training, target, every_tap):
+    """As on a GPU: nothing that is made on the way may lie in the processor's memory."""
+    recipe = recipes.get(method)
+    variants = [{}]
+    if "weighting" in recipe.settings.model_fields:
+        variants.append({"weighting": "pace", "hard": 0.5, "rounds": 2, "is_shifted": False})
+    for changes in variants:
+        settings = recipe.settings(**changes)
+        store = Store(every_tap, taps=recipe.taps(settings, target.spec.num_layers))
+        checkpoint = recipe.make(material(target, store), settings)
+        objective, readout = recipe.objective(checkpoint, settings), store.readout()
+        rows = [[store[0], store[1]], [store[1]]]
+        batch = collate(rows, max_length=128, dtype=torch.float32)
+        with Elsewhere() as device:
+            model = device.mark(checkpoint.model.train(is_training))
+            device.mark(readout)
+            together = _Together(model, objective, readout)
+            loss = together(device.mark(batch))
+            for value in (loss.total, loss.prefix_hits, loss.prefix_count, loss.num_supervised):
+                assert device.has(value)
+            here = collate(rows, max_length=128, dtype=torch.float32)
+            assert device.has(judged(model, objective, here, store.readout()).total)
+
+
+@pytest.mark.parametrize("method", TRAINABLE)
+def test_a_target_elsewhere_can_be_started_from(method, target, every_tap):
+    recipe = recipes.get(method)
+    settings = recipe.settings()
+    store = Store(every_tap, taps=recipe.taps(settings, target.spec.num_layers))
+    given = material(target, store)
+    with Elsewhere() as device:
+        layers = {
+            index: {name: device.mark(t.clone()) for name, t in target.layer_weights(index).items()}
+            for index in range(-target.spec.num_layers, target.spec.num_layers)
+        }
+        norm = device.mark(given.final_norm.clone())
+        there = replace(given, layer_weights=layers.__getitem__, final_norm=norm)
+        moved = recipe.make(there, settings).model.state_dict()
+    here = recipe.make(material(target, store), settings).model.state_dict()
+    assert all(map(torch.equal, moved.values(), here.values()))
 
 
 @pytest.mark.parametrize("method", TRAINABLE)

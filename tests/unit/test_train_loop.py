@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.state import AcceleratorState
 
-from slipstream.cli.train import _precision
+from slipstream.cli.train import _own_device, _precision
 from slipstream.data.store import Sample, Store, StoreIndex, StoreWriter
 from slipstream.errors import CheckpointError, DataError, OutputError, SettingError
 from slipstream.models.dflash import DFlash, DFlashConfig
@@ -129,6 +129,19 @@ def test_a_state_of_another_network_is_refused(store, tmp_path):
     other = Eagle3(Eagle3Config(D, 20, 4, 2, 6, V, U, (0, 1, 2), D))
     with pytest.raises(CheckpointError, match="another network"):
         load_state(path, other, [])
+
+
+def test_a_state_of_another_optimizer_is_refused(store, tmp_path):
+    """Such as of a run whose frozen weights were not yet left out of it."""
+    config, model, *_ = setup(store)
+    optimizers = make_optimizers(model, config)
+    sum(p.sum() for p in model.parameters()).backward()
+    optimizers[0].step()
+    path = save_state(tmp_path, 1, model, optimizers, {})
+    load_state(path, model, make_optimizers(model, config))
+    model.fc.requires_grad_(False)
+    with pytest.raises(CheckpointError, match="another optimizer"):
+        load_state(path, model, make_optimizers(model, config))
 
 
 def test_training_lowers_the_held_out_measure_it_reports(store, tmp_path):
@@ -264,3 +277,13 @@ def test_auto_precision_is_what_the_processor_is_faster_in(monkeypatch, has_tile
     monkeypatch.setattr(hardware, "processor_flags", lambda: flags)
     assert _precision("auto", "cpu") == expected
     assert _precision("bf16", "cpu") == "bf16" and _precision("no", "cpu") == "no"
+
+
+def test_each_of_several_processes_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(hardware, "pick_device", torch.device)
+    assert _own_device("cuda:1") == "cuda:1"  # alone, it has the one that was named
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert _own_device("cuda") == "cuda:3" and _own_device("cpu") == "cpu"
+    with pytest.raises(SettingError, match="device is cuda:1, expected cuda without a number"):
+        _own_device("cuda:1")

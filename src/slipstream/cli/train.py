@@ -19,7 +19,7 @@ from slipstream.cli.checks import (
 )
 from slipstream.cli.output import console, json_output, quiet_libraries
 from slipstream.cli.progress import progress_bar
-from slipstream.errors import DataError, SettingError
+from slipstream.errors import DataError, OutputError, SettingError
 
 
 def train(
@@ -145,6 +145,7 @@ def train(
     is_main = os.environ.get("RANK", "0") == "0"  # as `torchrun` and `accelerate launch` say
     if is_main:
         check_output_folder(output, resume=resume)
+        _check_run(output)
     if not online:
         _check_shared(data)
     start_from = None if drafter is None else str(assemble.locate(drafter, method, model))
@@ -158,6 +159,7 @@ def train(
     from slipstream.cli.training import Run
     from slipstream.train.adapters import check_installed
     from slipstream.train.config import TrainConfig
+    from slipstream.train.loop import share_of
 
     config = _validated(
         TrainConfig,
@@ -169,6 +171,8 @@ def train(
     )  # fmt: skip
 
     check_installed(lora_rank)
+    _check_adapted(lora_rank, settings)
+    share_of(config, int(os.environ.get("WORLD_SIZE", "1")))
     with json_output(json) as writer:
         run = Run(
             config,
@@ -176,7 +180,7 @@ def train(
             output,
             model=model,
             drafter=start_from,
-            target_options={"dtype": dtype, "device": device, "threads": threads},
+            target_options={"dtype": dtype, "device": _own_device(device), "threads": threads},
             say=lambda text: console().print(text, highlight=False) if is_main else None,
             is_main=is_main,
             thinking=thinking,
@@ -218,6 +222,47 @@ def _precision(wish: str, device: str) -> str:
     from slipstream.target.hardware import pick_device, trains_faster_in_bfloat16
 
     return "bf16" if trains_faster_in_bfloat16(pick_device(device)) else "no"
+
+
+def _own_device(wish: str) -> str:
+    """The device of this process: of several, each takes the GPU of its number on its machine.
+
+    Raises:
+        SettingError: one GPU was named for all of them.
+    """
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return wish
+    from slipstream.target.hardware import pick_device
+
+    picked = pick_device(wish)
+    if picked.type != "cuda":
+        return wish
+    if picked.index is not None:
+        raise SettingError(
+            "device", wish, "cuda without a number where several processes train",
+            "use --device cuda, and CUDA_VISIBLE_DEVICES to choose among the GPUs",
+        )  # fmt: skip
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+
+def _check_run(folder: Path) -> None:
+    """Raises OutputError for a folder with something in it that is not a run's."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "run.json").is_file() and not (folder / "features").is_dir():
+        raise OutputError(
+            f"output {folder} is not empty and holds no run, expected run.json or features",
+            "give the folder of a run with --resume, or choose another --output",
+        )
+
+
+def _check_adapted(rank: int | None, settings: Any) -> None:
+    """Raises SettingError for adapters on a network that stays as it is."""
+    if rank is not None and getattr(settings, "only_path", False):
+        raise SettingError(
+            "lora-rank", rank, "nothing beside only_path, which leaves the network as it is",
+            "leave one of the two out",
+        )  # fmt: skip
 
 
 def _check_trainable(method: str) -> None:

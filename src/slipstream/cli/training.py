@@ -36,6 +36,12 @@ PLACES = {"last": DRAFTER, "best": "best", "milestone": "milestones/step-{step:0
 """Folders of drafters within a run."""
 FEATURES = "features"
 EVALUATED = ".evaluated-"  # folders of drafters that are being decoded with
+LEFT = (f"{EVALUATED}*", ".drafter-*", ".best-*", "milestones/.step-*")
+"""What a kill may leave half written."""
+ROUNDING = 2**-7
+"""What another number type on the way to bfloat16 may change of a value: one step."""
+SAME_TARGET = 0.01
+"""Share that may differ by more. Weights moved by a thousandth of their size differ in 8%."""
 
 
 class Run:
@@ -95,6 +101,8 @@ class Run:
             **making: see `plan_texts`.
         """
         spec, tokenizer = self.target.spec, self.target.tokenizer
+        if not data.is_dir():
+            self._bind(making)  # before a store is made longer or shorter by them
         if is_online:
             planned = plan_texts(data, tokenizer, max_length=self.config.max_length, **making)
             self.store: Store | OnlineStore = OnlineStore(
@@ -126,6 +134,9 @@ class Run:
             self.store = Store(data, taps=self.taps)
         self._check_store(data)
         self._check_template(data)
+        index = self.store.index
+        made = {"source_sha256": index.source_hash, "texts": len(self.store)}
+        self._bind(made | index.settings)
         count = min(self.config.held_out, len(self.store) // 2)
         self.items = range(len(self.store) - count)
         self.held_out = range(len(self.store) - count, len(self.store))
@@ -139,12 +150,12 @@ class Run:
     ) -> dict[str, Any]:
         """Train, evaluating by decoding; returns what the command prints."""
         checkpoint = self._first()
+        objective = self.recipe.objective(checkpoint, self.settings)  # may add to the network
         if self.config.lora_rank is not None:
             adapt(checkpoint.model, self.config.lora_rank, seed=self.config.seed)
         if self.is_main:
             self._remember()
         config = self.config
-        objective = self.recipe.objective(checkpoint, self.settings)
         readout = self.store.readout()
         batches = Batches(self.store, self.items, config)
         self.say(
@@ -182,7 +193,7 @@ class Run:
             evaluate=evaluate,
             on_step=on_step,
             on_save=save,
-            is_cpu=self.target.spec.device.type == "cpu",
+            device=self.target.spec.device,
             provenance=self._card(None),
         )
         kept_old = outlook = None
@@ -297,6 +308,22 @@ class Run:
                 f"vocabulary {index.vocab_size}), {spec.name} has {spec.hidden_size} and {rows}",
                 hint="extract features of this target",
             )
+        if isinstance(self.store, Store) and (share := self._foreign_share()) > SAME_TARGET:
+            raise DataError(
+                f"{folder} holds features of '{index.target}', which has the sizes of {spec.name} "
+                f"but another embedding or head ({share:.0%} of the values differ)",
+                hint="extract features of this target",
+            )
+
+    def _foreign_share(self) -> float:
+        """Share of the store's embedding or head that is not the target's, but for rounding."""
+        theirs, shares = self.store.readout(torch.bfloat16), []
+        for name in ("embedding", "head"):
+            stored = getattr(theirs, name)
+            ours = getattr(self.readout, name).to("cpu", torch.bfloat16)
+            differs = (ours - stored).abs() > ROUNDING * stored.abs()
+            shares.append(int(differs.sum()) / differs.numel())
+        return max(shares)
 
     def _check_template(self, folder: Path) -> None:
         """Refuse features of chats that were written in another way than they are served."""
@@ -329,8 +356,14 @@ class Run:
             },
         )
 
+    def _bind(self, data: dict[str, Any]) -> None:
+        """Remember what the data is made of: held-out texts must stay held out when resumed."""
+        named = {f"data {name}": value for name, value in data.items()}
+        self.record |= json.loads(json.dumps(named))  # as it will be read
+        self._check_record()
+
     def _check_record(self) -> None:
-        """A resumed run must have the settings it was started with."""
+        """A resumed run must have the settings and the data it was started with."""
         path = self.folder / "run.json"
         if not path.is_file():
             return
@@ -349,7 +382,7 @@ class Run:
     def _remember(self) -> None:
         """Store the settings, once all inputs have been read: a mistake in them binds nobody."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(".*-*"):  # folders that a kill left half written
+        for left in (path for pattern in LEFT for path in self.folder.glob(pattern)):
             shutil.rmtree(left, ignore_errors=True)
         path = self.folder / "run.json"
         temporary = path.with_suffix(".partial")

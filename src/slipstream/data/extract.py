@@ -319,8 +319,8 @@ def _sample(text: Text, features: Tensor, last_hidden: Tensor, readout: Readout)
     if text.greedy:
         best[:-1] = tokens[1:]
     else:
-        best[wanted] = readout.logits(last_hidden[wanted]).argmax(-1)
-    return Sample(tokens, mask, best, features, last_hidden)
+        best[wanted] = readout.logits(last_hidden[wanted]).argmax(-1).cpu()
+    return Sample(tokens, mask, best, features.cpu(), last_hidden.cpu())
 
 
 def _open_writer(

@@ -49,6 +49,7 @@ class OnlineStore:
             source_rows=len(planned.texts),
             source_hash=planned.digest,
             counts=dict(planned.counts),
+            settings=planned.settings,
         )
         self.folder = Path(planned.path)
 
@@ -72,8 +73,8 @@ class OnlineStore:
                 sample.tokens,
                 sample.loss_mask,
                 sample.best,
-                sample.features.to("cpu", torch.bfloat16),
-                sample.last_hidden.to("cpu", torch.bfloat16),
+                sample.features.to(torch.bfloat16),
+                sample.last_hidden.to(torch.bfloat16),
             )
             for sample in made
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -21,6 +22,12 @@ class Readout:
     embedding: Tensor
     head: Tensor
     embedding_scale: float = 1.0
+
+    def to(self, device: torch.device) -> Readout:
+        """The same on a device; what is tied stays one tensor."""
+        embedding = self.embedding.to(device)
+        head = embedding if self.head is self.embedding else self.head.to(device)
+        return Readout(embedding, head, self.embedding_scale)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., D] embeddings of [...] int64 target ids."""

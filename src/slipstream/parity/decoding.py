@@ -92,7 +92,8 @@ def compare(
     if "chain" not in record.trees or "walk" not in record.verifiers:
         return None
     model, taps = checkpoint.model, taps_of(checkpoint)
-    depth = _depth(model, objective, readout, taps, look(target, readout, prompts[0], ()))
+    near = readout.to(next(model.parameters()).device)  # once, not for every batch
+    depth = _depth(model, objective, near, taps, look(target, readout, prompts[0], ()))
     engine = assemble.load(
         target, method, drafter=drafter, tree="chain", verifier="walk", depth=depth
     )
@@ -115,7 +116,7 @@ def compare(
     depths = torch.arange(1, depth + 1)
     accepted = torch.tensor([count for _, _, count in starts])
     decoded = (accepted[:, None] >= depths).float().mean(0)
-    hits = _teacher_forced(model, objective, readout, taps, starts, depth)
+    hits = _teacher_forced(model, objective, near, taps, starts, depth)
     if hits is None:
         return None
     return Parity(
@@ -157,8 +158,9 @@ def _depth(
 
 
 def judged(model: Any, objective: Objective, batch: Batch, readout: Readout) -> Loss:
-    """The objective's loss in evaluation mode, the network left as it was."""
-    was_training = model.training
+    """The objective's loss in evaluation mode, the network left as it was and where it is."""
+    was_training, device = model.training, next(model.parameters()).device
+    batch, readout = batch.to(device), readout.to(device)
     model.eval()
     with torch.no_grad():
         loss = objective(model, batch, readout)

@@ -29,6 +29,8 @@ from slipstream.train.objectives.protocol import Loss, Objective
 from slipstream.train.optimize import make_optimizers, set_rate
 from slipstream.train.recompute import recompute_mlps
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True)
 class Training:
@@ -61,7 +63,7 @@ def train(
     evaluate: Callable[[], dict[str, object]] | None = None,
     on_step: Callable[[dict[str, object]], None] | None = None,
     on_save: Callable[[str, int], None] | None = None,
-    is_cpu: bool = True,
+    device: torch.device = CPU,
     provenance: dict[str, object] | None = None,
 ) -> Training:
     """Train a draft network in place; resumes from the newest state in `folder`.
@@ -78,7 +80,7 @@ def train(
         on_step: gets every metrics record.
         on_save: writes the drafter: ("last", step) when a state was saved, ("best", step) when an
             evaluation was the best so far, ("milestone", step) every `milestone_every` steps.
-        is_cpu: train on the CPU even where there is a faster device.
+        device: to train on; of several processes each takes the GPU of its own number.
         provenance: stored in every state.
 
     Raises:
@@ -86,18 +88,20 @@ def train(
             wants the network sharded.
         CheckpointError: the newest state cannot be read or is of another network.
     """
+    if device.index is not None:
+        torch.cuda.set_device(device)  # what "cuda" means to accelerate from here on
     accelerator = Accelerator(
         mixed_precision=config.precision,
-        cpu=is_cpu,
+        cpu=device.type == "cpu",
         log_with=config.tracker,
         project_dir=str(folder),
     )
     _check_parallel(accelerator)
-    num_micro = _share(config, accelerator.num_processes)
+    num_micro = share_of(config, accelerator.num_processes)
     if config.recompute:
         recompute_mlps(model)
     model.to(accelerator.device)
-    readout = _on(readout, accelerator.device)
+    readout = readout.to(accelerator.device)
     held_out = [batch.to(accelerator.device) for batch in held_out]
     optimizers = make_optimizers(model, config)
     progress = _Progress()
@@ -266,8 +270,12 @@ def _check_parallel(accelerator: Accelerator) -> None:
         )
 
 
-def _share(config: TrainConfig, num_processes: int) -> int:
-    """Batches of a step that one process computes."""
+def share_of(config: TrainConfig, num_processes: int) -> int:
+    """Batches of a step that one process computes.
+
+    Raises:
+        SettingError: they do not divide.
+    """
     if config.accumulate % num_processes:
         raise SettingError(
             "accumulate",
@@ -283,13 +291,6 @@ def _synchronised(
 ) -> AbstractContextManager[None]:
     """Gradients travel between processes with the last batch of a step only."""
     return nullcontext() if is_last else accelerator.no_sync(model)
-
-
-def _on(readout: Readout, device: torch.device) -> Readout:
-    embedding = readout.embedding.to(device)
-    is_tied = readout.head is readout.embedding
-    head = embedding if is_tied else readout.head.to(device)
-    return Readout(embedding, head, readout.embedding_scale)
 
 
 def _shares(hits: Tensor, count: Tensor) -> list[float]:

@@ -95,7 +95,8 @@ def initialise(model: Eagle, theirs: Mapping[str, Tensor], final_norm: Tensor | 
     hidden, layer = model.config.hidden_size, model.layers[0]
     model.fc.weight[:, hidden:] += PASS * torch.eye(hidden)
     ones = torch.ones(hidden)
-    out = ones if final_norm is None else final_norm
+    out = ones if final_norm is None else final_norm.cpu()
+    theirs = {name: weight.cpu() for name, weight in theirs.items()}  # a fresh network lies there
     into = torch.where(out.abs() > 0.1, out, ones)  # what divides must not be tiny
     before = theirs.get("input_layernorm.weight", ones)
     for name, ours in layer.named_parameters():
