@@ -357,10 +357,10 @@ class Decoder {
       Head head{p_->keys + at, p_->values + at, q_ + (size_t)row.first * q_width_ + kv * groups * size,
                 a_.x, kv * groups * size, q_width_, a_.blocks, size, groups,
                 static_cast<int>(p_->head_stride / size)};
-      const int keys = padded(row.end(), 16) * 16;
+      const int scores = padded(row.end(), 16) * item.count;
       attend_item(head, row, item, masks_.data() + item.masks,
                   p_->positions + row.first, layer.window,
-                  private_[thread].scores.of(keys));
+                  private_[thread].scores.of(scores));
     };
     pool_.run(items * m_.kv_heads, body);
     complete(a_, n_);

@@ -180,14 +180,14 @@ static inline void score_keys(const Bf16* keys, int size, const Bf16* queries, f
 
 // By AVX-512's dot product of bfloat16 pairs: on AMD's processors as fast as a product of float32
 // numbers, of which it takes two.
-template <int kCount, int kStrips>
+template <int kCount, int kStrips, bool kAsks = true>
 static inline void add_lines(__m512 (&sum)[kCount][kStrips], const Bf16* x, int step,
                              const Bf16* const (&strips)[kStrips], int lines) {
   for (int pair = 0; pair < lines; ++pair) {
     __m512bh w[kStrips];
     for (int s = 0; s < kStrips; ++s) {
       const Bf16* at = strips[s] + pair * kBlock;
-      _mm_prefetch(reinterpret_cast<const char*>(at + 4 * kTile), _MM_HINT_T1);
+      if (kAsks) _mm_prefetch(reinterpret_cast<const char*>(at + 4 * kTile), _MM_HINT_T1);
       w[s] = (__m512bh)_mm512_load_si512(at);
     }
     for (int r = 0; r < kCount; ++r) {
@@ -210,14 +210,14 @@ static inline __m512 odd(__m512i line) {
   return _mm512_castsi512_ps(_mm512_and_si512(line, _mm512_set1_epi32(0xffff0000)));
 }
 
-template <int kCount, int kStrips>
+template <int kCount, int kStrips, bool kAsks = true>
 static inline void add_lines(__m512 (&sum)[kCount][kStrips], const float* x, int step,
                              const Bf16* const (&strips)[kStrips], int lines) {
   for (int pair = 0; pair < lines; ++pair) {
     __m512 w[kStrips][2];
     for (int s = 0; s < kStrips; ++s) {
       const Bf16* at = strips[s] + pair * kBlock;
-      _mm_prefetch(reinterpret_cast<const char*>(at + kTile), _MM_HINT_T0);
+      if (kAsks) _mm_prefetch(reinterpret_cast<const char*>(at + kTile), _MM_HINT_T0);
       const __m512i line = _mm512_load_si512(at);
       w[s][0] = even(line);
       w[s][1] = odd(line);
@@ -284,20 +284,6 @@ static inline void multiply_tiles(int rows, const Number* x, const Number* y, co
     multiply_some<kByTwo, 2>(count, from, a, b - a, blocks, to);
     first += count;
   }
-}
-
-static inline void score_keys(const Bf16* keys, int size, const Bf16* queries, float* scores) {
-#ifdef USES_DOT
-  const Bf16* numbers = keys;
-#else
-  alignas(64) float numbers[16 * 256];
-  for (int c = 0; c < 16 * size; c += 16) _mm512_store_ps(numbers + c, load_bf16(keys + c));
-#endif
-  __m512 sum[16][1];
-  for (auto& key : sum) key[0] = _mm512_setzero_ps();
-  const Bf16* const strip[1] = {queries};
-  add_lines<16, 1>(sum, numbers, size, strip, size / 2);
-  for (int k = 0; k < 16; ++k) _mm512_storeu_ps(scores + k * 16, sum[k][0]);
 }
 
 #endif
