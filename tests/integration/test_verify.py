@@ -87,6 +87,32 @@ def test_a_server_is_compared_with_our_model(slipstream, common, model, monkeypa
     assert code == (0 if value["verdict"] == "lossless" else 1)
 
 
+@pytest.mark.parametrize("end", ["", "!"])
+def test_a_server_that_gives_text_alone_is_judged_by_its_text(
+    slipstream, common, model, monkeypatch, end
+):
+    """Its text is tokenised again, and a random model's bytes that are no text become others."""
+    from slipstream.bench.lossless import plain_engine
+    from slipstream.target.hf import load_target
+
+    engine = plain_engine(load_target(model, dtype="float32"))
+    def call(self, path, request=None):
+        if path == "/models":
+            return {"data": [{"id": "ours"}]}
+        said = engine.generate(request["prompt"], max_new_tokens=request["max_tokens"])
+        return {"choices": [{"text": said.text + end, "finish_reason": "length"}]}
+
+    monkeypatch.setattr(data_server.ServerAnswerer, "_call", call)
+    arguments = (*common, "--server", "http://ours", "--temperature", 0, "--max-new-tokens", 80)
+    code, out, err = slipstream("verify", *arguments)
+    value = json.loads(out)
+    assert value["num_retokenised"] == 2, err
+    if end:
+        assert (code, value["verdict"], value["num_divergent"]) == (1, "inconclusive", 2)
+    else:
+        assert (code, value["verdict"], value["num_divergent"]) == (0, "lossless", 0)
+
+
 def test_two_servers(slipstream, common, monkeypatch):
     def call(self, path, request=None):
         if path == "/models":
@@ -95,20 +121,27 @@ def test_two_servers(slipstream, common, monkeypatch):
         return {"choices": [{"message": {"content": text}}]}
 
     monkeypatch.setattr(servers.Server, "_call", call)
+    asked = ("--json", *common[-2:])
     pair = ("--server", "http://first", "--against", "http://first")
-    code, out, _ = slipstream("verify", *common, *pair)
+    code, out, _ = slipstream("verify", *asked, *pair)
     assert code == 0 and json.loads(out)["verdict"] == "lossless"
-    code, out, _ = slipstream("verify", *common, *pair[:3], "http://second")
+    code, out, _ = slipstream("verify", *asked, *pair[:3], "http://second")
     assert code == 1 and json.loads(out)["divergences"][0]["target_token"] == "!"
-    code, out, err = slipstream("verify", *common, *pair, "--temperature", 0.8)
+    code, out, err = slipstream("verify", *asked, *pair, "--temperature", 0.8)
     assert code == 2 and "against" in err
+    for option in (("--dtype", "float32"), ("--top-p", 0.9), ("--seed", 0)):
+        code, out, err = slipstream("verify", *asked, *pair, *option)
+        assert code == 2 and f"{option[0][2:]} is" in err and "between two servers" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("--against", "http://x"), "--server"),
-        (("--server", "http://127.0.0.1:9", "--against", "http://127.0.0.1:9"), "does not answer"),
+        (("--server", "http://127.0.0.1:9"), "does not answer"),
+        (("--server", "http://x", "--method", "eagle3"), "method is eagle3"),
+        (("--server", "http://x", "--rows", 4), "rows is 4"),
+        (("--server", "http://x", "--lookup"), "lookup is True"),
         (("--verifier", "token", "--tree", "chain", "--rows", 2), "score test"),
         (("--temperature", -1), "temperature"),
     ],

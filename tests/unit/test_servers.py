@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -138,3 +139,26 @@ def test_servers_that_fail_are_one_error(start):
         Server(broken.url).ask("a", max_new_tokens=4)
     with pytest.raises(DataError, match="does not answer"):
         Server("http://127.0.0.1:9")
+    with pytest.raises(DataError, match="does not answer: unknown url type"):
+        Server("localhost")
+
+
+def test_a_reply_that_is_not_http_is_one_error():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def babble():
+            client, _ = listener.accept()
+            client.recv(4096)
+            client.sendall(b"SSH-2.0-x\r\n")
+            client.close()
+
+        threading.Thread(target=babble, daemon=True).start()
+        with pytest.raises(DataError, match="does not answer"):
+            Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+
+def test_a_chat_goes_out_whole(start):
+    one, other = start(says(WORDS)), start(says(WORDS))
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"}]
+    compare(Server(one.url), Server(other.url), [chat], max_new_tokens=60)
+    assert one.requests[0]["messages"] == other.requests[0]["messages"] == chat

@@ -8,13 +8,14 @@ with the same request several times at once, because batching alone may change w
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from slipstream.bench.equality import first_difference
 from slipstream.errors import DataError
@@ -23,6 +24,9 @@ TIE = 0.1  # nats between two tokens that reduced precision may swap
 CROWD = 4  # equal requests at once
 SECONDS = 600.0
 FEWEST_TOKENS = 50
+
+Prompt: TypeAlias = str | Sequence[dict[str, str]]
+"""A user turn (plain text when raw), or the messages of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,8 @@ class Server:
                 "check the address",
             ) from None
 
-    def ask(self, prompt: str, *, max_new_tokens: int, raw: bool = False) -> Said:
-        """The greedy answer to a user turn, or to plain text.
+    def ask(self, prompt: Prompt, *, max_new_tokens: int, raw: bool = False) -> Said:
+        """The greedy answer to a user turn, to a chat, or to plain text.
 
         Raises:
             DataError: the server answers in another form, or not at all.
@@ -124,7 +128,7 @@ class Server:
         if raw:
             request |= {"prompt": prompt, "logprobs": 2}
         else:
-            chat = [{"role": "user", "content": prompt}]
+            chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             request |= {"messages": chat, "logprobs": True, "top_logprobs": 2}
         reply = self._call("/completions" if raw else "/chat/completions", request)
         try:
@@ -137,14 +141,16 @@ class Server:
 
     def _call(self, path: str, request: dict[str, Any] | None = None) -> Any:
         body = None if request is None else json.dumps(request).encode()
-        asked = urllib.request.Request(self.url + path, body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
         try:
+            asked = urllib.request.Request(self.url + path, body, headers)
             with urllib.request.urlopen(asked, timeout=SECONDS) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             problem = f"says {error.code}: {error.read().decode('utf-8', 'replace')[:200]}"
-        except (OSError, ValueError) as error:
-            problem = f"does not answer: {getattr(error, 'reason', error)}"
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            said = str(getattr(error, "reason", error)) or type(error).__name__
+            problem = f"does not answer: {said}"
         raise DataError(
             f"{self.url}{path} {problem}",
             "check that the server runs and that the address is right",
@@ -174,7 +180,7 @@ def _of_text(choice: dict[str, Any]) -> Said:
 def compare(
     server: Server,
     reference: Server,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     *,
     max_new_tokens: int,
     raw: bool = False,
@@ -185,7 +191,7 @@ def compare(
     Args:
         server: under test.
         reference: believed.
-        prompts: user turns, or texts when raw.
+        prompts: user turns or chats, or texts when raw.
         max_new_tokens: per answer.
         raw: prompts are plain text, not user turns.
         on_done: told how many prompts were finished.
@@ -209,7 +215,7 @@ def compare(
     return ServerReport(word, "servers", len(prompts), num_tokens, len(found), tuple(found))
 
 
-def _crowd(reference: Server, prompt: str, ask: dict[str, Any]) -> list[Said]:
+def _crowd(reference: Server, prompt: Prompt, ask: dict[str, Any]) -> list[Said]:
     """The same request several times at once, so that the server batches it."""
     with ThreadPoolExecutor(CROWD) as pool:
         return list(pool.map(lambda _: reference.ask(prompt, **ask), range(CROWD)))

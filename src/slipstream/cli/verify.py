@@ -10,18 +10,32 @@ from slipstream.cli import options as o
 from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one
 from slipstream.cli.output import json_output, quiet_libraries
 from slipstream.cli.progress import progress_bar
-from slipstream.cli.tasks import TaskLimitOption, TasksOption, encode_tasks, read_texts, twin_of
+from slipstream.cli.tasks import (
+    TaskLimitOption,
+    TasksOption,
+    encode_tasks,
+    read_texts,
+    refuse_idle,
+    twin_of,
+)
 from slipstream.errors import SettingError
 
 if TYPE_CHECKING:
     from slipstream.bench.lossless import LosslessReport
 
 NOT_LOSSLESS = 1
+OURS = (
+    "method", "drafter", "tree", "verifier", "budget", "depth", "topk", "width", "lookup", "rows",
+)  # fmt: skip
+"""Options of a method that decodes here."""
+OF_OUR_MODEL = ("model", "dtype", "device", "threads", "top_p", "top_k", "seed")
+"""Options of our model, and of how it samples."""
 SAMPLED = 0.8  # temperature of the sampled half where none is given
 NUCLEUS = 0.95  # its nucleus: a warp that is forgotten somewhere has to show
 
 
 def verify(
+    context: typer.Context,
     method: o.MethodOption = "eagle3",
     tasks: TasksOption = None,
     prompts: o.PromptsOption = None,
@@ -80,6 +94,9 @@ def verify(
     if server is not None:
         from slipstream.cli.verify_servers import verify_servers
 
+        refuse_idle(context, OURS, "with --server, which drafts as it was started")
+        if against is not None:
+            refuse_idle(context, OF_OUR_MODEL, "between two servers, which are asked greedily")
         setup = o.Setup(model, "none", None, dtype=dtype, device=device, threads=threads)
         texts = read_texts(tasks, prompts, limit)
         is_good = verify_servers(server, against, setup, decodings, texts, raw=raw, json=json)

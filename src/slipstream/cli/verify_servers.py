@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slipstream.cli import options as o
@@ -9,6 +11,19 @@ from slipstream.cli.output import json_output, quiet_libraries
 from slipstream.cli.progress import progress_bar
 from slipstream.cli.tasks import encode_tasks, twin_of
 from slipstream.errors import SettingError
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What a server's answers are beside our model's.
+
+    Args:
+        report: a `LosslessReport`.
+        num_retokenised: answers that came as text alone and were tokenised again.
+    """
+
+    report: Any
+    num_retokenised: int
 
 
 def verify_servers(
@@ -34,11 +49,13 @@ def verify_servers(
     """
     with json_output(json) as writer, progress_bar("asking") as on_progress:
         quiet_libraries()
+        where: dict[str, Any] = {"server": server, "against": against or setup.model}
         if against is None:
-            report = _against_model(server, setup, decodings, texts, raw, on_progress)
+            found = _against_model(server, setup, decodings, texts, raw, on_progress)
+            report = found.report
+            where["num_retokenised"] = found.num_retokenised
         else:
             report = _against_server(server, against, decodings, texts, raw, on_progress)
-        where = {"server": server, "against": against or setup.model}
         if json:
             writer.write(report.to_dict() | where)
     if not json:
@@ -64,7 +81,7 @@ def _against_server(
             "0 between two servers: what they would say at random is not known",
             "leave --against out to test sampled answers against the model itself",
         )
-    asked = [prompt.turns[0] for rows in texts.values() for _, prompt in rows]
+    asked = [prompt.first(raw=raw) for rows in texts.values() for _, prompt in rows]
     done = 0
 
     def advance(count: int) -> None:
@@ -83,7 +100,7 @@ def _against_model(
     texts: dict[str, list[Any]],
     raw: bool,
     on_progress: Any,
-) -> Any:
+) -> Compared:
     """Greedy answers token by token, sampled ones by a score test."""
     from slipstream.bench.lossless import joined
     from slipstream.data.server import ServerAnswerer
@@ -99,7 +116,11 @@ def _against_model(
         how = _greedy if decoding.temperature == 0 else _sampled
         reports.append(how(asked, plain, ids, decoding))
         on_progress(number + 1, len(decodings))
-    return joined(reports)
+    report = joined(reports)
+    if asked.num_retokenised and report.verdict == "different":
+        # A text has many tokenisations: the ids compared need not be those that were emitted.
+        report = replace(report, verdict="inconclusive")
+    return Compared(report, asked.num_retokenised)
 
 
 def _greedy(asked: Any, plain: Any, ids: list[Any], decoding: o.Decoding) -> Any:
@@ -111,9 +132,14 @@ def _greedy(asked: Any, plain: Any, ids: list[Any], decoding: o.Decoding) -> Any
 
     arguments = decoding.arguments() | {"num_rows": 1}
     reference = answers(plain, ids, arguments)
+    said = asked.generate(ids, **arguments)
+    tokens = [answer.token_ids for answer in said]
+    if asked.num_retokenised:
+        decode = plain.target.tokenizer.decode
+        tokens = [_ids_of(*pair, decode) for pair in zip(said, reference, strict=True)]
     served = [
-        SimpleNamespace(token_ids=a.token_ids, finish_reason=a.finish_reason, num_target_passes=0)
-        for a in asked.generate(ids, **arguments)
+        SimpleNamespace(token_ids=mine, finish_reason=a.finish_reason, num_target_passes=0)
+        for mine, a in zip(tokens, said, strict=True)
     ]
     judge = judge_for(
         plain.target,
@@ -122,6 +148,13 @@ def _greedy(asked: Any, plain: Any, ids: list[Any], decoding: o.Decoding) -> Any
         plain=lambda: (ids, [result.token_ids for result in reference]),
     )
     return compare_answers(ids, reference, served, judge)
+
+
+def _ids_of(answer: Any, result: Any, decode: Callable[..., str]) -> Any:
+    """A served answer's ids: plain decoding's where it is the same text and ends alike."""
+    is_alike = (answer.finish_reason == "stop") == (result.finish_reason == "stop")
+    is_same = is_alike and answer.text == decode(result.token_ids)
+    return result.token_ids if is_same else answer.token_ids
 
 
 def _sampled(asked: Any, plain: Any, ids: list[Any], decoding: o.Decoding) -> Any:
@@ -153,7 +186,7 @@ def _sampled(asked: Any, plain: Any, ids: list[Any], decoding: o.Decoding) -> An
     )
 
 
-def _show(report: Any, where: dict[str, str]) -> None:
+def _show(report: Any, where: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -165,6 +198,11 @@ def _show(report: Any, where: dict[str, str]) -> None:
         f"[bold {colour}]{report.verdict}[/]: {where['server']} against {where['against']}, "
         f"{report.num_prompts} prompts, {report.num_tokens} tokens, {report.num_divergent} differ"
     )
+    if count := where.get("num_retokenised"):
+        screen.print(
+            f"{count} answers came without token ids and were tokenised again: equal texts count "
+            "as equal, what differs is not proven"
+        )
     if getattr(report, "score", None) is not None:
         show_score(screen, report.score)
     if not report.divergences:
