@@ -15,6 +15,26 @@ TAGGED = (
     "{% else %}{{ m['content'] }}{% endif %}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+TAGS_THE_TURN = (  # SmolLM3: header, empty thoughts and the newline after the turn lie in the tags
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}{% generation %}<|assistant|>"
+    "<think>\n\n</think>\n{{ m['content'] }}<|end|>\n{% endgeneration %}"
+    "{% else %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n\n</think>\n{% endif %}"
+)
+TAGS_THE_END = (  # the end of turn and what follows it lie in the tags
+    "{% for m in messages %}<|{{ m['role'] }}|>{% if m['role'] == 'assistant' %}"
+    "{% generation %}{{ m['content'] }}<|end|>\n{% endgeneration %}"
+    "{% else %}{{ m['content'] }}<|end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+OPENS_THOUGHTS = PLAIN.replace(  # the prompt opens a block, an answer without thoughts closes it
+    "<|{{ m['role'] }}|>",
+    "<|{{ m['role'] }}|>"
+    "{% if m['role'] == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}",
+).replace("<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}")
+STAYS_IN_THOUGHTS = PLAIN.replace(  # the prompt opens a block, and answers know nothing of it
+    "<|assistant|>{% endif %}", "<|assistant|><think>\n{% endif %}"
+)
 STRIPS_THOUGHTS = (
     "{% for m in messages %}<|{{ m['role'] }}|>"
     "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('</think>')[-1] }}"

@@ -7,14 +7,19 @@ from chats import (
     CHINESE_ROLES,
     DROPS_LAST_THOUGHT,
     EMPTY_THOUGHTS,
+    OPENS_THOUGHTS,
     OWN_BOS,
     PLAIN,
+    STAYS_IN_THOUGHTS,
     STRIPS_THOUGHTS,
     TAGGED,
+    TAGS_THE_END,
+    TAGS_THE_TURN,
     TEXT_MARKERS,
     byte_tokenizer,
 )
 from slipstream.data.conversations import Conversation, Message, read_rows
+from slipstream.data.loops import ends_in_loop
 from slipstream.data.supervise import supervise
 from slipstream.errors import DataError
 
@@ -149,12 +154,15 @@ def test_a_missing_file_and_a_broken_gzip(tmp_path):
         list(read_rows(write(tmp_path, cut, "cut.jsonl.gz")))
 
 
-@pytest.mark.parametrize("template", [PLAIN, TAGGED, OWN_BOS], ids=["b", "a", "e"])
+@pytest.mark.parametrize(
+    "template", [PLAIN, TAGGED, OWN_BOS, TAGS_THE_TURN, TAGS_THE_END], ids=["b", "a", "e", "t", "d"]
+)
 def test_mask_covers_answers_and_end_of_turn_only(template):
     tokenizer = byte_tokenizer(template)
     row = supervise(chat("hi", "héllo", "more?", "是😀"), tokenizer, max_length=999)
     assert supervised_text(tokenizer, row) == ["héllo<|end|>", "是😀<|end|>"]
-    assert row.template_mode == ("generation tags" if template is TAGGED else "prefix rendering")
+    is_tagged = "generation %}" in template
+    assert row.template_mode == ("generation tags" if is_tagged else "prefix rendering")
     assert row.num_supervised == 6 + 1 + 7 + 1
     assert row.tokens.count(tokenizer.bos_token_id) == (1 if template is OWN_BOS else 0)
 
@@ -164,6 +172,8 @@ def test_mask_covers_answers_and_end_of_turn_only(template):
     [
         (PLAIN, {}),
         (TAGGED, {}),
+        (TAGS_THE_TURN, {}),
+        (TAGS_THE_END, {}),
         (STRIPS_THOUGHTS, {}),
         (EMPTY_THOUGHTS, {}),
         (EMPTY_THOUGHTS, {"enable_thinking": False}),
@@ -185,6 +195,33 @@ def test_the_training_row_begins_with_the_served_prompt(template, mode):
     assert all(trained.mask[len(prompt) :])
     answer = tokenizer.decode(trained.tokens[len(prompt) :])
     assert answer == ("two" if template is TEXT_MARKERS else "two<|end|>")
+
+
+def test_an_opened_thought_block_is_closed_or_told():
+    """A row may not answer inside a block that its prompt has opened."""
+    tokenizer = byte_tokenizer(OPENS_THOUGHTS)
+    row = supervise(chat("hi", "one"), tokenizer, max_length=999)
+    prompt = served(tokenizer, [{"role": "user", "content": "hi"}])
+    assert row.tokens[: len(prompt)] == prompt
+    assert supervised_text(tokenizer, row) == ["\n</think>\n\none<|end|>"]
+    with pytest.raises(DataError, match="row x: the chat template rewrites the last answer"):
+        supervise(chat("hi", "one"), byte_tokenizer(STAYS_IN_THOUGHTS), max_length=999)
+
+
+def test_tagged_history_that_is_rewritten_is_left_out_and_counted():
+    """The served prompt of the first answer has thoughts, which the template drops from history."""
+    drops = TAGGED.replace("m['content'] }}{% end", "m['content'].split('</t>')[-1] }}{% end", 1)
+    drops = drops.replace("<|assistant|>{% endif", "<|assistant|>{% if messages|length == 1 %}<t>"
+                          "{% endif %}{% endif")  # fmt: skip
+    tokenizer = byte_tokenizer(drops)
+    row = supervise(chat("hi", "one", "more?", "two"), tokenizer, max_length=999)
+    assert row.template_mode == "generation tags" and row.num_skipped_turns == 1
+    assert supervised_text(tokenizer, row) == ["two<|end|>"]
+
+
+def test_a_tagged_row_ends_with_its_turn_so_that_loops_are_seen():
+    row = supervise(chat("hi", "la " * 20), byte_tokenizer(TAGS_THE_END), max_length=999)
+    assert ends_in_loop(row.tokens)
 
 
 def test_rewritten_history_is_left_out_and_counted():
@@ -244,7 +281,7 @@ def test_masked_tokens_are_as_many_as_by_construction(template, answer):
 
 
 def test_last_turn_only():
-    for template in (PLAIN, TAGGED):
+    for template in (PLAIN, TAGGED, TAGS_THE_TURN, TAGS_THE_END):
         tokenizer = byte_tokenizer(template)
         row = supervise(
             chat("hi", "one", "more?", "two"), tokenizer, max_length=999, last_turn_only=True

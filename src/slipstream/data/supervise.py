@@ -14,6 +14,7 @@ are left out of the mask. A template that rewrites the last answer itself is an 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from slipstream.data.conversations import Conversation
 
 PROBE = "slipstreamprobe"
+EMPTY_BLOCK = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
+"""A thought block with nothing in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ def supervise(
     if chat.has_generation_tags:
         tagged = _by_tags(chat, messages, last_turn_only)
         if tagged is not None:
-            return _cut(*tagged, max_length, skipped=0, mode="generation tags")
+            tokens, mask, skipped = tagged
+            return _cut(tokens, mask, max_length, skipped=skipped, mode="generation tags")
     tokens, mask, skipped = _by_prefixes(chat, messages, last_turn_only)
     return _cut(tokens, mask, max_length, skipped=skipped, mode="prefix rendering")
 
@@ -171,23 +175,48 @@ class Chat:
 
 def _by_tags(
     chat: Chat, messages: list[dict[str, str]], last_turn_only: bool
-) -> tuple[list[int], list[bool]] | None:
-    """Mask from `{% generation %}`; None where the last answer does not follow its prompt."""
-    tokens, mask = chat.tagged(messages)
-    if not any(mask):
-        return None
-    ends = [t for t in range(len(mask)) if mask[t] and (t + 1 == len(mask) or not mask[t + 1])]
-    for end in ends:  # tags often close before the end-of-turn token
-        follows = end + 1
-        if follows < len(tokens) and chat.is_special(tokens[follows]):
-            mask[follows] = mask[follows] or not chat.is_special(tokens[end])
-    prompt = chat.encode(chat.render(messages[:-1], is_prompt=True))
-    if tokens[: len(prompt)] != prompt or not any(mask[len(prompt) :]):
-        return None
-    if last_turn_only:
-        mask = [is_on and t >= len(prompt) for t, is_on in enumerate(mask)]
+) -> tuple[list[int], list[bool], int] | None:
+    """Tokens, mask and answers left out; None where the last answer does not follow its prompt.
+
+    Tags may open before the prompt ends and close behind the end of turn: the template's mask
+    counts from where the served prompt ends to the end-of-turn token.
+    """
+    tokens, tagged = chat.tagged(messages)
+    mask = [False] * len(tokens)
+    end_of_turn = _end_token(chat, messages)
+    skipped = 0
+    for k, message in enumerate(messages):
+        is_last = k == len(messages) - 1
+        if message["role"] != "assistant" or (last_turn_only and not is_last):
+            continue
+        prompt = chat.encode(chat.render(messages[:k], is_prompt=True))
+        if tokens[: len(prompt)] != prompt:
+            if is_last:
+                return None
+            skipped += 1
+            continue
+        for t in range(len(prompt), len(tokens)):
+            is_end = tokens[t] == end_of_turn
+            # tags often close before the end-of-turn token
+            mask[t] = tagged[t] or (is_end and t > len(prompt) and tagged[t - 1])
+            if is_end:
+                break
+        if is_last and not any(mask[len(prompt) :]):
+            return None
     last = max(t for t in range(len(mask)) if mask[t])
-    return tokens[: last + 1], mask[: last + 1]
+    return tokens[: last + 1], mask[: last + 1], skipped
+
+
+def _end_token(chat: Chat, messages: list[dict[str, str]]) -> int | None:
+    """The special token that ends the last answer; None where the template has none."""
+    _, _, after = _around(chat, messages)
+    return next((token for token in chat.encode(after) if chat.is_special(token)), None)
+
+
+def _around(chat: Chat, messages: list[dict[str, str]]) -> tuple[str, str, str]:
+    """What the template puts before and after the last answer; the middle is empty without it."""
+    probed = chat.render([*messages[:-1], {**messages[-1], "content": PROBE}], is_prompt=False)
+    return probed.rpartition(PROBE)
 
 
 def _by_prefixes(
@@ -224,8 +253,7 @@ def _answer(chat: Chat, messages: list[dict[str, str]], prompt: str) -> str:
     """What the model emits after `prompt` to say the last message, end of turn included."""
     content = messages[-1]["content"]
     whole = chat.render(messages, is_prompt=False)
-    probed = chat.render([*messages[:-1], {**messages[-1], "content": PROBE}], is_prompt=False)
-    before, found, after = probed.rpartition(PROBE)
+    before, found, after = _around(chat, messages)
     if not found:
         raise chat.fail(
             "does not show the assistant's text at all",
@@ -234,10 +262,11 @@ def _answer(chat: Chat, messages: list[dict[str, str]], prompt: str) -> str:
     tail = _end_of_turn(chat, after)
     has_frame = whole.startswith(before) and whole.endswith(after)
     body = whole[len(before) : len(whole) - len(after)] if has_frame else ""
-    if has_frame and body.strip() == content.strip():
+    bare = prompt.rstrip()  # some templates put other blanks before an answer
+    if has_frame and body.strip() == content.strip() and before.startswith(bare):
         inserted = before[len(prompt) :] if before.startswith(prompt) else ""
-        if inserted.strip() and not messages[-1].get("reasoning_content"):
-            inserted = ""  # an empty thought block, which the served prompt does not have
+        if EMPTY_BLOCK.fullmatch(inserted) and not messages[-1].get("reasoning_content"):
+            inserted = ""  # which the served prompt does not have, and nobody would emit
         return inserted + body + tail
     if whole.startswith(prompt) and whole.endswith(after):
         body = whole[len(prompt) : len(whole) - len(after)]
