@@ -63,7 +63,7 @@ def fake_engine(folder: Path, engine: str, version: str) -> dict[str, str]:
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {engine}\nVersion: {version}\n")
     program = folder / "vllm"
-    program.write_text('#!/bin/sh\necho "started: $@"\n')
+    program.write_text('#!/bin/sh\necho "started: $@"\necho "key: $VLLM_API_KEY"\n')
     program.chmod(0o755)
     module = folder / "sglang"
     module.mkdir()
@@ -99,7 +99,47 @@ def test_an_installed_engine_is_started_if_its_flags_are_known(
     assert bool(started) == is_started
     if is_started:
         words = shlex.split(said)[1 if engine == "vllm" else 3 :]
-        assert started == ["started: " + " ".join(words)] and "7777" in words
+        assert started[0] == "started: " + " ".join(words) and "7777" in words
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("by_environment", [True, False])
+def test_the_key_reaches_the_engine_and_is_not_printed(
+    tmp_path: Path, engine: str, by_environment: bool
+) -> None:
+    """Without it the engine would open its API to everybody."""
+    given = () if by_environment else ("--api-key", "s3cret")
+    environment = fake_engine(tmp_path, engine, CHECKED[engine])
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "slipstream", "serve", "--engine", engine, "--method", "ngram",
+            "--model", "o/m", *given,
+        ],
+        env=environment | ({"SLIPSTREAM_API_KEY": "s3cret"} if by_environment else {}),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    said, started, *key = done.stdout.splitlines()
+    assert done.returncode == 0 and "s3cret" not in said + done.stderr
+    assert "the API key is not printed" in done.stderr
+    if engine == "vllm":
+        assert key == ["key: s3cret"] and "s3cret" not in started
+    else:
+        assert started.endswith("--api-key s3cret")
+
+
+@pytest.mark.parametrize(
+    ("engine", "rows"), [("vllm", "--max-num-seqs"), ("sglang", "--max-running-requests")]
+)
+def test_name_dtype_and_rows_are_handed_over(slipstream: object, engine: str, rows: str) -> None:
+    code, out, _ = slipstream(
+        "serve", "--engine", engine, "--method", "ngram", "--model", "o/m", "--served-name", "s",
+        "--dtype", "float16", "--num-rows", "8",
+    )  # fmt: skip
+    words = shlex.split(out)
+    for flag, value in (("--served-model-name", "s"), ("--dtype", "float16"), (rows, "8")):
+        assert words[words.index(flag) + 1] == value
+    plain = shlex.split(slipstream("serve", "--engine", engine, "--method", "ngram")[1])
+    assert code == 0 and not {"--served-model-name", "--dtype", rows} & set(plain)
 
 
 @pytest.mark.real
@@ -148,11 +188,27 @@ def test_tuned_settings_are_handed_over(slipstream: object, tmp_path: Path) -> N
         (["--max-length", "0"], "max-length is 0"),
         (["--output", "x"], "output is x, expected nothing here"),
         (["--method", "egale3"], "Did you mean"),
+        (["--api-key", ""], "api-key is empty"),
+        (["--engine", "vllm", "--api-key", " "], "api-key is empty"),
+        (["--engine", "vllm", "--api-key", "a", "--api-key", "b"], "given 2 times"),
+        (["--engine", "vllm", "--dtype", "int8"], "dtype is int8"),
+        (["--engine", "sglang", "--budget", "auto"], "budget is auto"),
+        (["--engine", "vllm", "--timeout", "600"], "timeout is 600.0, expected nothing with"),
+        (["--engine", "sglang", "--threads", "2"], "threads is 2, expected nothing with"),
+        (["--engine", "sglang", "--verifier", "walk"], "verifier is walk, expected nothing with"),
     ],
 )
 def test_refusals(slipstream: object, arguments: list[str], words: str) -> None:
     code, out, err = slipstream("serve", *arguments)
     assert (code, out) == (2, "") and words in err and "Traceback" not in err
+
+
+def test_a_key_that_is_set_to_nothing_is_refused(
+    slipstream: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "")
+    code, _, err = slipstream("serve", "--engine", "vllm", "--method", "ngram", "--model", "o/m")
+    assert code == 2 and "api-key is empty" in err and "unset SLIPSTREAM_API_KEY" in err
 
 
 def test_a_taken_port_is_one_error(slipstream: object) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from slipstream.cli import options as o
 from slipstream.cli.output import tell
 from slipstream.errors import SettingError
 
+KEYS = {"vllm": "set VLLM_API_KEY to it", "sglang": "add --api-key with it"}
 CHOSEN = ("method", "tree", "budget", "depth", "topk", "lookup")
 
 
@@ -49,6 +51,8 @@ def hand_over(
     *,
     lengths: Mapping[int, int],
     start: bool,
+    words: Sequence[str] = (),
+    key: str | None = None,
     **listen: Any,
 ) -> None:
     """Print the other engine's command; with everything in place, become that engine.
@@ -59,6 +63,8 @@ def hand_over(
         output: folder to export the drafter to; None only says how.
         lengths: batch size to the length of a chain.
         start: run the command if the engine is installed.
+        words: more of the command, in the engine's own flags.
+        key: that opens its API; it is handed to the engine and never printed.
         **listen: address, port and context; see `serve.distributed.handover`.
     """
     from slipstream.serve.distributed import DIALECTS, handover
@@ -81,8 +87,11 @@ def hand_over(
         lengths=lengths,
         **listen,
     )
+    found = replace(found, command=(*found.command, *words))
     for note in found.notes:
         tell(f"note: {note}")
+    if key is not None:
+        tell(f"note: the API key is not printed; {KEYS[engine]} when you run the command yourself")
     if source is not None and output is not None:
         from slipstream.cli.convert import convert
 
@@ -91,11 +100,15 @@ def hand_over(
     else:
         typer.echo(str(found))
     if start and found.can_start and (source is None or output is not None):
-        _become(found.command)
+        _become(found.command, engine, key)
 
 
-def _become(command: tuple[str, ...]) -> None:
+def _become(command: tuple[str, ...], engine: str, key: str | None) -> None:
     """Run the command in place of this process, so that signals reach it."""
+    if key is not None and engine == "vllm":
+        os.environ["VLLM_API_KEY"] = key
+    elif key is not None:  # sglang reads it from its command alone
+        command = (*command, "--api-key", key)
     program = sys.executable if command[0] == "python" else command[0]
     sys.stdout.flush()
     os.execvp(program, [program, *command[1:]])

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream import assemble
 from slipstream.cli import options as o
 from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_name
 from slipstream.cli.handover import hand_over, read_tuned
 from slipstream.cli.output import tell
+from slipstream.cli.tasks import refuse_idle
 from slipstream.errors import SettingError, SlipstreamError
 
 if TYPE_CHECKING:
     from slipstream.serve.app import Server
 
 ENGINES = ("slipstream", "vllm", "sglang")
+OURS = (  # options that no other engine has in these words
+    "max_waiting", "pass_tokens", "prefill_tokens", "cache_tokens", "max_body", "timeout", "drain",
+    "verifier", "device", "threads",
+)  # fmt: skip
+ROWS = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"}
+DTYPES = ("auto", "bfloat16", "float16", "float32")  # that the other engines have
+KEY = "SLIPSTREAM_API_KEY"
 CONTEXT = 4096  # tokens a row has room for unless told otherwise, if the model has as many
 
 
 def serve(
+    context: typer.Context,
     model: o.ModelOption = DEFAULT_MODEL,
     method: o.MethodOption = "eagle3",
     drafter: o.DrafterOption = None,
@@ -53,7 +64,7 @@ def serve(
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", envvar="SLIPSTREAM_API_KEY", help="Opens /v1; may be repeated."),
+        typer.Option("--api-key", envvar=KEY, help="Opens /v1; may be repeated."),
     ] = None,
     num_rows: Annotated[int, typer.Option("--num-rows", help="Requests that decode together.")] = 8,
     max_waiting: Annotated[
@@ -114,6 +125,7 @@ def serve(
     for name, seconds in (("timeout", timeout), ("drain", drain)):
         if not 0 < seconds < math.inf:
             raise SettingError(name, seconds, "above 0")
+    keys = _keys(api_key)
     shape = {
         "method": method, "tree": tree, "budget": budget, "depth": depth, "topk": topk,
         "lookup": lookup,
@@ -124,9 +136,13 @@ def serve(
         width=width, **(shape | chosen),
     )  # fmt: skip
     if engine != "slipstream":
+        refuse_idle(context, OURS, f"with --engine {engine}")
+        words = _flags(engine, setup, served_name, context)
+        if len(keys) > 1:
+            raise SettingError("api-key", f"given {len(keys)} times", f"once: {engine} has one")
         hand_over(
-            engine, setup, output, lengths=lengths, start=start, host=host, port=port,
-            max_length=max_length,
+            engine, setup, output, lengths=lengths, start=start, words=words,
+            key=keys[0] if keys else None, host=host, port=port, max_length=max_length,
         )  # fmt: skip
         return
     if output is not None:
@@ -141,8 +157,46 @@ def serve(
     limits = Limits(
         num_rows, max_waiting, max_body, timeout, drain, pass_tokens, prefill_tokens, cache_tokens
     )
-    server = Server(loaded, name=served_name, limits=limits, api_keys=api_key or ())
+    server = Server(loaded, name=served_name, limits=limits, api_keys=keys)
     _run(server, listener, host)
+
+
+def _keys(given: list[str] | None) -> tuple[str, ...]:
+    """The keys that open /v1.
+
+    Raises:
+        SettingError: one is empty, or the variable is set to nothing: whoever sets it wants a key.
+    """
+    found = (os.environ.get(KEY, "unset"),) if not given else tuple(given)
+    if not all(key.strip() for key in found):
+        raise SettingError(
+            "api-key", "empty", "a key that clients send", f"give one, or unset {KEY}"
+        )
+    return tuple(given or ())
+
+
+def _flags(
+    engine: str, setup: o.Setup, served_name: str | None, context: typer.Context
+) -> tuple[str, ...]:
+    """Name, rows and dtype in another engine's words.
+
+    Raises:
+        SettingError: it cannot express the dtype or the budget.
+    """
+    if setup.dtype not in DTYPES:
+        raise SettingError(
+            "dtype", setup.dtype, f"{', '.join(DTYPES)} with --engine {engine}",
+            "name a model that is quantised for it, or leave --dtype out",
+        )  # fmt: skip
+    if setup.budget == assemble.AUTO:
+        raise SettingError("budget", setup.budget, f"a number with --engine {engine}")
+    words = () if served_name is None else ("--served-model-name", served_name)
+    if setup.dtype != "auto":
+        words += ("--dtype", setup.dtype)
+    source = context.get_parameter_source("num_rows")
+    if source is not None and source.name == "COMMANDLINE":
+        words += (ROWS[engine], str(context.params["num_rows"]))
+    return words
 
 
 def _run(server: Server, listener: socket.socket, host: str) -> None:

@@ -1,4 +1,4 @@
-"""What a server counts: for Prometheus, under the names that vLLM's dashboards read, and its log.
+"""Counters for Prometheus, under the names that vLLM's dashboards read.
 
 A draft may be a tree here: `num_draft_tokens` counts verified nodes, `num_accepted_tokens` those
 that were kept, so that 1 + accepted / drafts is the mean accepted length, as there.
