@@ -127,6 +127,7 @@ def test_an_interrupt_keeps_what_is_done(slipstream, model, prompts, monkeypatch
     assert done["token_ids"] == whole["outputs"][0]["token_ids"]
     assert cut["finish_reason"] == "interrupted"
     assert cut["token_ids"] == whole["outputs"][1]["token_ids"][:1]
+    assert set(cut) == set(done) and cut["tau"] is None and cut["seconds"] is None
     assert "Traceback" not in err
 
 

@@ -8,9 +8,17 @@ import pytest
 
 from fakes import OracleDrafter, random_language, tiny_target
 from planted import VERIFIERS, StaleCacheRow
-from slipstream.bench.lossless import LosslessReport, examine, joined, plain_engine
+from slipstream.bench.lossless import (
+    LosslessReport,
+    examine,
+    joined,
+    plain_engine,
+    score_answers,
+)
 from slipstream.cli.verify import _decodings
+from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
+from slipstream.verify.chain import chain
 from slipstream.verify.typical import typical
 from slipstream.verify.walk import walk
 
@@ -65,6 +73,22 @@ def test_a_lossy_rule_is_never_called_lossless(setting):
     assert found.mode == "greedy+score" and found.is_lossy
     assert found.verdict in ("inconclusive", "different")
     assert {"p_value", "control_p_value", "power"} <= set(found.to_dict())
+
+
+def test_a_scored_engine_drafts_as_wide_and_as_far_as_the_one_under_test():
+    target, widest = tiny_target(), []
+
+    class Wide(NoDrafter):
+        def propose(self, rows):
+            widest.extend(row.max_nodes for row in rows)
+            return super().propose(rows)
+
+    setup = {"settings": {"verifier": "token"}, "max_nodes": 90, "max_length": 100}
+    engine = Engine(target, Wide(), chain, **setup)
+    score_answers(engine, [[3, 1, 4]], {"max_new_tokens": 4, "temperature": 1.0})
+    assert max(widest) == 90
+    answers = score_answers(engine, [[3] * 98], {"max_new_tokens": 4, "temperature": 1.0})
+    assert answers.num_tokens == 2, "the context is the engine's"
 
 
 def test_modes_join_to_the_worst_verdict():

@@ -217,8 +217,14 @@ def score_answers(
     test, passes, emitted, num_errors = ScoreTest(engine.target, sampling), 0, 0, 0
     for index, ids in enumerate(prompts):
         witness = Witness(judge)
-        watched = Engine(engine.target, engine.drafter, witness)
         own = {**arguments, "seed": sampling.seed + index, "num_rows": 1}
+        watched = Engine(
+            engine.target,
+            engine.drafter,
+            witness,
+            max_length=engine.max_length,
+            max_nodes=engine.request(list(ids)).widest,  # as wide as the engine under test
+        )
         result = watched.generate(list(ids), **own)
         num_errors += result.finish_reason == "error"
         test.add(ids, result.token_ids, witness.favours)

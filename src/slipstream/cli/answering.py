@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from slipstream.engine.request import Result
 
 
+TOLD_AT_THE_END = (
+    "num_target_passes", "tau", "seconds", "prefill_seconds", "draft_seconds", "target_seconds",
+    "other_seconds",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Fragment:
     """Some text of one answer; an empty one announces that the answer begins.
@@ -110,13 +116,14 @@ class Answering:
         self.outputs.append(describe(result, turn))
 
     def _cut_short(self, index: int, turn: int, begun: list[int]) -> dict[str, Any]:
-        """The output of an answer that an interrupt cut."""
+        """The output of an answer that an interrupt cut; what only its end tells is None."""
         return {
             "prompt_index": index,
             "turn_index": turn,
             "text": self.engine.target.tokenizer.decode(begun),  # type: ignore[attr-defined]
             "token_ids": begun,
             "num_tokens": len(begun),
+            **dict.fromkeys(TOLD_AT_THE_END),
             "finish_reason": "interrupted",
         }
 
