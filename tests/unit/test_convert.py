@@ -27,7 +27,7 @@ from made import (
 )
 from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError, UnknownNameError
 from slipstream.formats import detect
-from slipstream.formats.checkpoint import Files
+from slipstream.formats.checkpoint import Files, facts_of
 from slipstream.formats.dialects import ALL
 from slipstream.models.eagle3 import Eagle3
 from slipstream.models.readout import Readout
@@ -85,10 +85,13 @@ def test_ids_are_written_for_the_engine_that_reads_them(target, tmp_path):
     for to in ("specforge", "vllm", "speculators"):
         convert(folder, to, target, tmp_path / to, prompts=PROMPTS)
         config = config_of(tmp_path / to)
-        ids[to] = config.get("eagle_aux_hidden_state_layer_ids") or config["eagle_config"].get(
-            "eagle_aux_hidden_state_layer_ids"
-        )
-    assert ids == {"specforge": [1, 3, 4], "vllm": [2, 4, 5], "speculators": [2, 4, 5]}
+        places = (config, config.get("eagle_config") or {})
+        ids[to] = [place.get("eagle_aux_hidden_state_layer_ids") for place in places]
+    assert ids == {  # at the top, in eagle_config; vLLM's two runners read one of them each
+        "specforge": [None, [1, 3, 4]],
+        "vllm": [[2, 4, 5], [2, 4, 5]],
+        "speculators": [[2, 4, 5], None],
+    }
     folder = stored(a_dflash(), tmp_path / "blocks")
     convert(folder, "dflash", target, tmp_path / "z-lab", prompts=PROMPTS)
     convert(folder, "speculators", target, tmp_path / "spec", prompts=PROMPTS)
@@ -117,7 +120,8 @@ def test_the_authors_files_leave_out_a_base_of_ten_thousand(target, tmp_path):
     convert(folder, "eagle", target, tmp_path / "out", prompts=PROMPTS)
     config = config_of(tmp_path / "out")
     assert "rope_theta" not in config and "eagle_config" not in config
-    assert detect.detect(tmp_path / "out").load().model.config.rope_theta == 1e4
+    read = detect.detect(tmp_path / "out").load(facts_of(target))
+    assert read.model.config.rope_theta == 1e4
 
 
 def test_speculators_knows_its_verifier(target, tmp_path):
@@ -163,8 +167,8 @@ def absolute_map(files):
 
 def other_map(files):
     mask = torch.zeros(V, dtype=torch.bool)
-    mask[:U] = True
-    maps = {"d2t": torch.zeros(U, dtype=torch.int64), "t2d": mask}
+    mask[1 : U + 1] = True
+    maps = {"d2t": torch.ones(U, dtype=torch.int64), "t2d": mask}
     return replace(files, tensors={**files.tensors, **maps})
 
 

@@ -8,7 +8,19 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from published import LLAMA, D, V, dflash, eagle, eagle3, markov, publish, speculators, write
+from published import (
+    LLAMA,
+    D,
+    V,
+    dflash,
+    eagle,
+    eagle3,
+    layer,
+    markov,
+    publish,
+    speculators,
+    write,
+)
 from slipstream.errors import CheckpointError
 from slipstream.formats import detect, medusa
 from slipstream.formats import dflash as blocks
@@ -19,6 +31,8 @@ from slipstream.train import recipes
 REDUCED = LLAMA | {"draft_vocab_size": 40, "architectures": ["LlamaForCausalLMEagle3"]}
 BLOCKS = LLAMA | {"num_hidden_layers": 2, "block_size": 4}
 IDS = {"mask_token_id": 96, "target_layer_ids": [1, 2, 3, 4, 5]}
+IDS_KEY = "eagle_aux_hidden_state_layer_ids"
+VLLM, SGLANG = "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
 
 
 def test_a_pickle_is_read_as_tensors_only_and_a_conversion_offered(tmp_path):
@@ -59,12 +73,16 @@ def test_shards_are_read_together(tmp_path):
     [
         (REDUCED, lambda: eagle3() | {"mask_hidden": torch.zeros(1, 1, 3 * D)}, "P-EAGLE"),
         (REDUCED | {"eagle_config": {"use_aux_hidden_state": False}}, eagle3, "without taps"),
-        (REDUCED | {"num_hidden_layers": 2}, eagle3, "several draft layers"),
+        (REDUCED, lambda: eagle3("layers.0.") | layer("layers.1.", D), "has 2 draft layers"),
         (REDUCED | {"hidden_act": "gelu"}, eagle3, "gelu MLP"),
         (REDUCED | {"mlp_bias": True}, eagle3, "biases in the MLP"),
         (REDUCED | {"quantization_config": {"bits": 8}}, eagle3, "quantised"),
-        (REDUCED | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, eagle3, "'yarn'"),
         (REDUCED | {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 1e6}}, eagle3, "RoPE"),
+        (REDUCED | {"hidden_size": "wide"}, eagle3, "hidden_size: input should be a valid int"),
+        (REDUCED | {"eagle_config": {IDS_KEY: [1, 3, 5]}, "architectures": ["MyDraft"]}, eagle3,
+         r"eagle_config.eagle_aux_hidden_state_layer_ids \[1, 3, 5\]\) under MyDraft"),
+        (REDUCED | {IDS_KEY: [2, 4, 6], "eagle_config": {IDS_KEY: [2, 4, 6]}}, eagle3,
+         r"twice.*\(2, 4, 6\).*\(3, 5, 7\)"),
         (REDUCED, lambda: eagle3("midlayer.", 5), "3 taps"),
         (LLAMA | {"add_para_norm": True}, eagle, "add_para_norm"),
         (speculators("eagle", "llama") | {"layernorms": True}, eagle, "layernorms"),
@@ -83,6 +101,102 @@ def test_relatives_are_refused_by_name(config, tensors, says, tmp_path):
     folder = write(tmp_path / "made", config, tensors())
     with pytest.raises(CheckpointError, match=says):
         detect.detect(folder).load(TargetFacts("tiny", 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "config", "taps"),
+    [
+        (VLLM, "layers.0.", {IDS_KEY: [1, 3, 7]}, (1, 3, 7)),  # vLLM's newer runner
+        (VLLM, "layers.0.", {"eagle_config": {IDS_KEY: [1, 3, 7]}}, (1, 3, 7)),
+        (VLLM, "midlayer.", {IDS_KEY: [1, 3, 7]}, (1, 3, 7)),
+        (VLLM, "midlayer.", {"aux_hidden_states_layer_ids": [0, 2, 6]}, (1, 3, 7)),  # AngelSlim's
+        (SGLANG, "midlayer.", {IDS_KEY: [1, 3, 7]}, (1, 3, 7)),
+        (SGLANG, "midlayer.", {"eagle_config": {IDS_KEY: [0, 2, 6]}}, (1, 3, 7)),
+        (SGLANG, "midlayer.", {IDS_KEY: [1, 3, 7], "eagle_config": {IDS_KEY: [0, 2, 6]}},
+         (1, 3, 7)),
+        (SGLANG, "midlayer.", {"eagle_config": {IDS_KEY: []}}, (2, 4, 5)),  # ModelOpt: not set
+        (VLLM, "layers.0.", {IDS_KEY: None}, (2, 4, 5)),
+        ("MyDraft", "midlayer.", {}, (2, 4, 5)),
+    ],
+)  # fmt: skip
+def test_the_targets_layers_are_found_where_engines_look(name, prefix, config, taps, tmp_path):
+    folder = write(tmp_path / "made", REDUCED | {"architectures": [name]} | config, eagle3(prefix))
+    assert layout.read(folder, target_layers=8).model.config.taps == taps
+
+
+@pytest.mark.parametrize("name", ["eagle/eagle3", "angelslim/eagle3", "speculators/eagle3"])
+@pytest.mark.filterwarnings("ignore:.*is a pickle")
+def test_taps_that_only_the_target_knows_are_not_guessed(name, tmp_path):
+    """They were taken for those of 32 layers, and stored so."""
+    folder = write(tmp_path / "made", *publish(name, torch.randn(V, D), torch.randn(V, D)))
+    with pytest.raises(CheckpointError, match="names no layers of the target") as caught:
+        detect.detect(folder).load()
+    assert "target=" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "is_shifted"),
+    [
+        ({"sample_from_anchor": True}, True),
+        ({"sample_from_anchor": False, "shift_label": True}, False),
+        ({"query_zero_predicts_next": True}, True),
+        ({"shift_label": True}, True),
+        ({}, False),
+    ],
+)
+def test_a_block_says_which_token_its_slots_mean(said, is_shifted, tmp_path):
+    folder = write(tmp_path / "made", BLOCKS | {"dflash_config": IDS | said}, dflash())
+    assert blocks.read(folder, target_layers=8).model.config.is_shifted is is_shifted
+    config = {key: value for key, value in said.items() if key != "shift_label"}
+    if config:  # engines also look above the block
+        folder = write(tmp_path / "above", BLOCKS | config | {"dflash_config": IDS}, dflash())
+        assert blocks.read(folder, target_layers=8).model.config.is_shifted is is_shifted
+
+
+def test_layers_are_counted_in_the_weights(tmp_path):
+    """A published EAGLE-3 says 40, its target's, and stores one."""
+    folder = write(tmp_path / "made", REDUCED | {"num_hidden_layers": 40}, eagle3())
+    assert layout.read(folder, target_layers=8).model.config.taps == (2, 4, 5)
+
+
+def test_draft_ids_are_counted_in_the_head(tmp_path):
+    folder = write(tmp_path / "made", REDUCED | {"draft_vocab_size": None}, eagle3())
+    read = layout.read(folder, target_layers=8)
+    assert read.model.config.draft_vocab_size == len(read.vocabulary) == 40
+
+
+@pytest.mark.parametrize("is_reduced", [True, False])
+def test_a_head_that_is_not_stored_is_the_targets(is_reduced, tmp_path):
+    tensors = eagle3()
+    del tensors["lm_head.weight"]
+    if not is_reduced:
+        del tensors["d2t"], tensors["t2d"]
+    folder = write(tmp_path / "made", REDUCED | {"draft_vocab_size": None}, tensors)
+    head = torch.randn(V, D)
+    read = detect.detect(folder).load(TargetFacts("tiny", 8, torch.randn(V, D), head))
+    assert torch.equal(read.model.lm_head.weight, head[read.vocabulary.target_ids])
+    assert read.vocabulary.is_full is not is_reduced
+    with pytest.raises(CheckpointError, match="reads the target's, which was not given"):
+        layout.read(folder, target_layers=8)
+    with pytest.raises(CheckpointError, match=r"needs the target's as \[97, 48\]"):
+        detect.detect(folder).load(TargetFacts("tiny", 8, None, torch.randn(V, 64)))
+
+
+def test_a_drafter_with_an_embedding_of_its_own_is_told_apart(tmp_path):
+    """EAGLE-3 for LLaMA-3.3-70B is narrower than its target and has its own embedding."""
+    tensors = eagle3() | {
+        "fc.weight": torch.randn(D, 3 * 64),
+        "embed_tokens.weight": torch.ones(V, D),
+    }
+    folder = write(tmp_path / "made", REDUCED | {"target_hidden_size": 64}, tensors)
+    with pytest.raises(CheckpointError, match=r"48 wide for a target of 64 and has an embedding"):
+        detect.detect(folder).load(TargetFacts("tiny", 8, torch.randn(V, 64)))
+
+
+def test_vllms_old_nested_config_is_unwrapped(tmp_path):
+    config = {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": LLAMA}
+    read = detect.detect(write(tmp_path / "made", config, eagle())).load()
+    assert read.model.config.hidden_size == D and read.model.config.bias
 
 
 def test_another_methods_drafter_is_told(tmp_path):

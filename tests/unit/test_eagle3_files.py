@@ -83,26 +83,6 @@ def test_other_spellings_are_read(made, folder):
     assert torch.equal(again.model.frequencies, made.model.frequencies)
 
 
-def test_rope_scaling_survives(made, folder):
-    """B64: scaled frequencies are read and differ from unscaled ones."""
-    scaling = {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }  # fmt: skip
-    edit_config(folder, rope_scaling=scaling)
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    config = LlamaConfig(
-        hidden_size=D, num_attention_heads=6, head_dim=16,
-        rope_parameters=scaling | {"rope_theta": 5e5},
-    )  # fmt: skip
-    expected, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    ours = eagle3.read(folder).model.frequencies
-    assert torch.allclose(ours, expected, rtol=1e-6)
-    assert not torch.allclose(ours, made.model.frequencies)
-
-
 def test_official_files_without_taps_get_the_papers(folder):
     edit_config(folder, slipstream=None, eagle_config=None)
     assert eagle3.read(folder, target_layers=30).model.config.taps == (2, 15, 27)
@@ -122,13 +102,17 @@ def test_full_vocabulary_needs_no_map(tmp_path):
         (lambda f: edit_tensors(f, lambda t: t.update(extra=torch.ones(1))), r"unknown.*extra"),
         (lambda f: edit_tensors(f, lambda t: t.update(d2t=torch.zeros(U).long() - torch.arange(U))),
          "ascending"),
+        (lambda f: edit_tensors(f, lambda t: (t.update(d2t=torch.zeros(U).long()), t.pop("t2d"))),
+         "d2t is all zero"),
+        (lambda f: edit_tensors(f, lambda t: (t.update(d2t=t["d2t"][:-1]), t.pop("t2d"))),
+         "d2t maps 39 ids, the drafter says 40"),
         (lambda f: edit_tensors(f, lambda t: t.update(t2d=torch.zeros(V).bool())), "t2d"),
         (lambda f: edit_tensors(f, lambda t: (t.pop("d2t"), t.pop("t2d"))), "no d2t"),
         (lambda f: edit_config(f, hidden_size=64), "fc.weight|config.json says"),
         (lambda f: edit_config(f, intermediate_size=65), "mlp.*config.json says"),
-        (lambda f: edit_config(f, draft_vocab_size=U - 1), "config.json says|lm_head"),
+        (lambda f: edit_config(f, draft_vocab_size=U - 1), "d2t maps 40 ids, the drafter says 39"),
         (lambda f: edit_config(f, num_key_value_heads=4), "divide"),
-        (lambda f: edit_config(f, vocab_size=None), "cannot be read"),
+        (lambda f: edit_config(f, vocab_size=None), "cannot be read: vocab_size: field required"),
         (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
         (lambda f: (f / "config.json").unlink(), "no config.json"),
         (lambda f: (f / "model.safetensors").unlink(), "neither"),

@@ -151,15 +151,17 @@ def test_an_absolute_vocabulary_map(target, folder):
 
 
 def test_a_map_to_other_ids(target, folder):
-    """An all-zero d2t: the first ids, whatever the training's were."""
+    """Neighbouring ids, whatever the training's were; and a map that nobody filled."""
     change(folder, draft_vocab_size=40)
 
     def shrink(tensors):
         tensors["lm_head.weight"] = tensors["lm_head.weight"][:40].clone()
-        tensors["d2t"] = torch.zeros(40, dtype=torch.int64)
+        tensors["d2t"] = torch.ones(40, dtype=torch.int64)
 
     change_tensors(folder, shrink)
     assert "not the one of the training" in failures(target, folder)["vocabulary map"]
+    change_tensors(folder, lambda tensors: tensors["d2t"].zero_())
+    assert "d2t is all zero" in failures(target, folder)["vocabulary map"]
 
 
 def test_overflowed_weights(target, folder):

@@ -151,9 +151,15 @@ def take_vocabulary(
     """The draft vocabulary; its maps `d2t` and `t2d` are taken out of the tensors.
 
     Raises:
-        CheckpointError: a reduced vocabulary without a map, or maps that contradict each other.
+        CheckpointError: a reduced vocabulary without a map, a map for another number of ids, or
+            maps that contradict each other.
     """
     d2t, t2d = tensors.pop("d2t", None), tensors.pop("t2d", None)
+    if d2t is not None and d2t.numel() != draft_vocab_size:
+        raise CheckpointError(
+            f"{folder}: d2t maps {d2t.numel()} ids, the drafter says {draft_vocab_size}",
+            "the map is part of the training; take it from the folder the weights come from",
+        )
     if d2t is not None:
         return DraftVocabulary.from_files(d2t, t2d, vocab_size)
     if draft_vocab_size == vocab_size:
@@ -283,7 +289,10 @@ def check_facts(facts: Iterable[tuple[str, object, object]], *, name: str, metho
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, without its later lines."""
+    """What an error says, without its later lines; of a schema's, the first key that is wrong."""
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return ": ".join([*map(str, first["loc"]), first["msg"].lower()])
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

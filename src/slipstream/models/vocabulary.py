@@ -37,7 +37,7 @@ class DraftVocabulary:
         if not ordered or int(ids[0]) < 0 or int(ids[-1]) >= self.target_size:
             raise CheckpointError(
                 f"draft vocabulary of {ids.numel()} ids is not strictly ascending within "
-                f"0..{self.target_size - 1} (an all-zero or absolute d2t looks like this)",
+                f"0..{self.target_size - 1} (an absolute d2t looks like this)",
                 hint="d2t holds offsets: target id = draft id + d2t[draft id]",
             )
 
@@ -70,8 +70,14 @@ class DraftVocabulary:
         """Read the two tensors of an EAGLE-3 checkpoint.
 
         Raises:
-            CheckpointError: the offsets do not give a one-to-one map, or t2d contradicts them.
+            CheckpointError: the offsets do not give a one-to-one map, t2d contradicts them, or all
+                are zero though the draft vocabulary is a part: a map that was never filled.
         """
+        if d2t.numel() < target_size and not d2t.any():
+            raise CheckpointError(
+                f"d2t is all zero for {d2t.numel()} of {target_size} ids: the map was never filled",
+                hint="the map is part of the training; take it from where the weights come from",
+            )
         vocabulary = cls(d2t.to(torch.int64) + torch.arange(d2t.numel()), target_size)
         if t2d is not None:
             stored = torch.zeros(target_size, dtype=torch.bool)

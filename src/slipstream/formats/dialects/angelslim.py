@@ -27,8 +27,8 @@ def claim(files: Files) -> str | None:
 
 
 def load(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
-    """Ids, where there are any, are taps, as in vLLM; see `eagle3_layer.load`."""
-    taps = (files.config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    """Ids, where there are any, are taps, as in vLLM, or its trainer's; see `eagle3_layer.load`."""
+    taps = eagle3_layer.layer_ids(files.config, files.place)
     return eagle3_layer.load(files, target, taps=taps)
 
 

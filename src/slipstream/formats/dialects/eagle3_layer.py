@@ -25,8 +25,11 @@ from slipstream.formats.checkpoint import (
 )
 from slipstream.formats.sizes import read_sizes, write_sizes
 from slipstream.models.eagle3 import Eagle3, Eagle3Config, default_taps
+from slipstream.models.vocabulary import DraftVocabulary
 
 QUERY = "midlayer.self_attn.q_proj.weight"
+HEAD = "lm_head.weight"
+EMBEDDING = "embed_tokens.weight"
 FLAGS = {
     "norm_before_residual": "norm_before_residual",
     "norm_before_fc": "norm_features",
@@ -34,6 +37,11 @@ FLAGS = {
     "norm_output": "norm_output",
 }
 """Keys of config.json and our names for them."""
+IDS = "eagle_aux_hidden_state_layer_ids"
+"""At the top: indices into the hidden states, to vLLM and to speculators."""
+INNER = f"eagle_config.{IDS}"
+TRAINED = "aux_hidden_states_layer_ids"
+"""AngelSlim's trainer: outputs of layers."""
 
 
 def load(
@@ -47,12 +55,14 @@ def load(
 
     Args:
         files: of the folder.
-        target: facts about the target, for taps that are not named and copies that are compared.
+        target: facts about the target, for taps that are not named, a head that is not stored and
+            copies that are compared.
         taps: indices into the hidden states; None for the paper's.
         config: describes the layer; None takes config.json itself.
 
     Raises:
-        CheckpointError: unknown or missing tensors, or sizes that disagree.
+        CheckpointError: unknown or missing tensors, sizes that disagree, or something that only
+            the target knows and that is not at hand.
     """
     place = files.place
     tensors = renamed(without_prefix(files.tensors), "layers.0.", "midlayer.", place=place)
@@ -62,9 +72,14 @@ def load(
             hint="`slipstream zoo` lists drafters that ship; `slipstream train` makes one",
         )
     _refuse_others(files, tensors)
-    sizes = read_sizes({**files.config, **(config or {})}, place)
-    if sizes.pop("num_layers") != 1 or any(name.startswith("layers.") for name in tensors):
-        raise CheckpointError(f"{place} has several draft layers, expected 1")
+    said = {**files.config, **(config or {})}
+    if said.get("draft_vocab_size") is None:
+        said["draft_vocab_size"] = _num_ids(tensors)
+    sizes = read_sizes(said, place)
+    del sizes["num_layers"]  # published configs count the target's; what is stored counts
+    more = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    if more:
+        raise CheckpointError(f"{place} has {1 + len(more)} draft layers, expected 1")
     fc = tensors.get("fc.weight")
     target_hidden = files.config.get("target_hidden_size") or sizes["hidden_size"]
     taps = _taps(taps, fc, target_hidden, target, place)
@@ -83,8 +98,9 @@ def load(
         vocab_size=network.vocab_size,
         draft_vocab_size=network.draft_vocab_size,
     )
-    embedding = None if target is None else target.embedding
-    take_copy(tensors, "embed_tokens.weight", embedding, rows=None, of="embedding")
+    _take_embedding(tensors, network, target, place)
+    if HEAD not in tensors:
+        tensors[HEAD] = _borrowed_head(network, vocabulary, target, place)
     model = Eagle3(network)
     folder.fill(model, tensors, place)
     return Eagle3Checkpoint(model.eval(), vocabulary)
@@ -143,6 +159,89 @@ def _flag(config: Mapping[str, Any], name: str) -> Any:
     return config.get(name, (config.get("eagle_config") or {}).get(name, False))
 
 
+def layer_ids(config: Mapping[str, Any], place: str, *, offset: int = 0) -> tuple[int, ...] | None:
+    """The taps that a config names, None where it names none.
+
+    Args:
+        config: config.json.
+        place: where it was read, for messages.
+        offset: tap less id in `eagle_config`, which engines count differently.
+
+    Raises:
+        CheckpointError: two places name other taps.
+    """
+    offsets = {INNER: offset, TRAINED: 1}
+    found = {
+        key: tuple(id + offsets.get(key, 0) for id in ids) for key, ids in named_ids(config).items()
+    }
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"{key} {taps}" for key, taps in found.items())
+        raise CheckpointError(
+            f"{place}/config.json names the target's layers twice, and as indices into its hidden "
+            f"states they differ: {told}",
+            "keep the one that the drafter was trained with",
+        )
+    return next(iter(found.values()), None)
+
+
+def named_ids(config: Mapping[str, Any]) -> dict[str, Sequence[int]]:
+    """Every key that names layers of the target, and its ids as they are written.
+
+    An empty list is how ModelOpt says that nothing was set.
+    """
+    inner = (config.get("eagle_config") or {}).get(IDS)
+    named = {IDS: config.get(IDS), INNER: inner, TRAINED: config.get(TRAINED)}
+    return {key: ids for key, ids in named.items() if ids}
+
+
+def _num_ids(tensors: Mapping[str, Tensor]) -> int | None:
+    """Ids the drafter says, by its own head or its map; None for the target's."""
+    found = tensors.get(HEAD, tensors.get("d2t"))
+    return None if found is None else found.shape[0]
+
+
+def _take_embedding(
+    tensors: dict[str, Tensor], network: Eagle3Config, target: TargetFacts | None, place: str
+) -> None:
+    """Take out the copy of the target's embedding, which drafters borrow.
+
+    Raises:
+        CheckpointError: it is an embedding of the drafter's own.
+    """
+    own = tensors.get(EMBEDDING)
+    if own is not None and network.hidden_size != network.target_hidden_size:
+        raise CheckpointError(
+            f"{place} is {network.hidden_size} wide for a target of {network.target_hidden_size} "
+            f"and has an embedding of its own ({EMBEDDING} {list(own.shape)}); drafters here "
+            "borrow the target's",
+            "take a drafter as wide as its target, or train one with `slipstream train`",
+        )
+    embedding = None if target is None else target.embedding
+    take_copy(tensors, EMBEDDING, embedding, rows=None, of="embedding")
+
+
+def _borrowed_head(
+    network: Eagle3Config, vocabulary: DraftVocabulary, target: TargetFacts | None, place: str
+) -> Tensor:
+    """[U, D] of the target's head, for a drafter that stores none.
+
+    Raises:
+        CheckpointError: the target is not at hand, or of another width.
+    """
+    if target is None or target.head is None:
+        raise CheckpointError(
+            f"{place} stores no {HEAD}: it reads the target's, which was not given",
+            "give target=, such as slipstream.load(...).target",
+        )
+    if target.head.shape != (vocabulary.target_size, network.hidden_size):
+        raise CheckpointError(
+            f"{place} stores no {HEAD} and needs the target's as "
+            f"{[vocabulary.target_size, network.hidden_size]}, which is {list(target.head.shape)}",
+            "give --model the target that the drafter was trained for",
+        )
+    return target.head[vocabulary.target_ids.to(target.head.device)].cpu()
+
+
 def _taps(
     taps: Sequence[int] | None,
     fc: Tensor | None,
@@ -151,8 +250,14 @@ def _taps(
     place: str,
 ) -> Sequence[int]:
     """The taps named, else the paper's; the fusing layer must agree with their number."""
+    if taps is None and target is None:
+        raise CheckpointError(
+            f"{place}/config.json names no layers of the target, and the paper's depend on how "
+            "many it has, which was not given",
+            "give target=, such as slipstream.load(...).target",
+        )
     if taps is None:
-        taps = default_taps(32 if target is None else target.num_layers)
+        taps = default_taps(target.num_layers)
     if fc is not None and fc.shape[1] != len(taps) * target_hidden:
         raise CheckpointError(
             f"{place}: fc.weight reads {fc.shape[1]} values, config.json says {len(taps)} taps "

@@ -53,13 +53,13 @@ def load(
             f"{place} is no EAGLE-1 drafter, expected layers.0.* and no final norm",
             hint="`slipstream zoo` lists drafters that ship; `slipstream train` makes one",
         )
-    if files.config.get("add_para_norm"):
+    if _unwrapped(files.config).get("add_para_norm"):
         raise CheckpointError(
             f"{place} norms feature and embedding before they join (add_para_norm), which this "
             "drafter does not draft with",
             "take a checkpoint without",
         )
-    sizes = read_sizes(files.config, place)
+    sizes = read_sizes(_unwrapped(files.config), place)
     if (count := sizes.pop("num_layers")) != 1:
         raise CheckpointError(f"{place} has {count} draft layers, expected 1")
     vocabulary = folder.take_vocabulary(
@@ -91,3 +91,10 @@ def config_of(checkpoint: EagleCheckpoint, dtype: torch.dtype) -> dict[str, Any]
         "bias": network.bias,
         "qkv_bias": network.qkv_bias,
     }
+
+
+def _unwrapped(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The layer's own config, which vLLM once kept inside another, as its `model`."""
+    inner = config.get("model")
+    is_wrapped = config.get("model_type") == "eagle" and isinstance(inner, Mapping)
+    return inner if is_wrapped else config

@@ -36,7 +36,22 @@ def claim_eagle3(files: Files) -> str | None:
 
 
 def load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
-    """The paper's taps; see `eagle3_layer.load`."""
+    """The paper's taps; see `eagle3_layer.load`.
+
+    Raises:
+        CheckpointError: layers are named under a class that does not say how they are counted.
+    """
+    named = eagle3_layer.named_ids(files.config)
+    if named:
+        classes = ", ".join(files.config.get("architectures") or ()) or "no class"
+        told = ", ".join(f"{key} {ids}" for key, ids in named.items())
+        raise CheckpointError(
+            f"{files.place}/config.json names the target's layers ({told}) under {classes}: "
+            "engines count them from the embedding's output or from the first layer's, and only "
+            "the class says how",
+            'set "architectures" to Eagle3LlamaForCausalLM (vLLM\'s count) or '
+            "LlamaForCausalLMEagle3 (SGLang's)",
+        )
     return eagle3_layer.load(files, target, taps=None)
 
 

@@ -25,7 +25,7 @@ from slipstream.formats.checkpoint import (
     TargetFacts,
 )
 from slipstream.formats.dialect import Dialect
-from slipstream.formats.dialects import dflash_network, eagle3_layer, eagle_layer
+from slipstream.formats.dialects import dflash_network, eagle3_layer, eagle_layer, zlab
 from slipstream.models.medusa import Medusa, MedusaConfig
 
 MEDUSA_TYPE = "slipstream-medusa"
@@ -112,7 +112,7 @@ def _load_dflash(files: Files, target: TargetFacts | None) -> DFlashCheckpoint:
         taps=tuple(own["taps"]),
         width=files.config.get("block_size"),
         mask_token=block.get("mask_token_id"),
-        is_shifted=bool(block.get("shift_label")),
+        is_shifted=zlab.is_shifted(files.config),
         path={
             "path_rank": own.get("path_rank", 0),
             "has_path_table": own.get("has_path_table", False),

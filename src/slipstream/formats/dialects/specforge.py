@@ -22,6 +22,7 @@ from slipstream.formats.checkpoint import (
 )
 from slipstream.formats.dialect import Dialect
 from slipstream.formats.dialects import eagle3_layer, eagle_layer
+from slipstream.formats.dialects.eagle3_layer import IDS
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 ARCHITECTURES = {
@@ -36,22 +37,21 @@ NO_PLACE = {
     "output_bias": "bias behind attention",
     "norm_before_residual": "residual taken after its norm (norm_before_residual)",
 }
-IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def claim_eagle3(files: Files) -> str | None:
     """By its class name, where taps are named too."""
-    if ARCHITECTURE in (files.config.get("architectures") or ()) and files.config.get(
-        "eagle_config"
-    ):
+    config = files.config
+    if ARCHITECTURE not in (config.get("architectures") or ()):
+        return None
+    if config.get("eagle_config"):
         return f"architecture {ARCHITECTURE} with an eagle_config (its ids are layer outputs)"
-    return None
+    return f"architecture {ARCHITECTURE} with ids at the top" if config.get(IDS) else None
 
 
 def load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
     """Layer outputs to taps; see `eagle3_layer.load`."""
-    ids = files.config["eagle_config"].get(IDS)
-    taps = None if ids is None else tuple(layer + 1 for layer in ids)
+    taps = eagle3_layer.layer_ids(files.config, files.place, offset=1)
     return eagle3_layer.load(files, target, taps=taps)
 
 

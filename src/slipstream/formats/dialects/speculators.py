@@ -55,7 +55,7 @@ def load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
     return eagle3_layer.load(
         Files(files.config, _served(files), files.place),
         target,
-        taps=files.config.get("eagle_aux_hidden_state_layer_ids"),
+        taps=eagle3_layer.layer_ids(files.config, files.place),
         config=layer,
     )
 

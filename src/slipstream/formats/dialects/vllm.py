@@ -26,12 +26,12 @@ from slipstream.formats.checkpoint import (
 )
 from slipstream.formats.dialect import Dialect
 from slipstream.formats.dialects import eagle3_layer, eagle_layer, folded_bias
+from slipstream.formats.dialects.eagle3_layer import IDS
 from slipstream.models.medusa import Medusa, MedusaConfig
 from slipstream.models.vocabulary import DraftVocabulary
 
 ARCHITECTURE = "Eagle3LlamaForCausalLM"
 EMBEDDING = "embed_tokens.weight"
-IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def claim_eagle3(files: Files) -> str | None:
@@ -46,12 +46,11 @@ def claim_eagle3(files: Files) -> str | None:
 
 def load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
     """Ids are taps; see `eagle3_layer.load`."""
-    taps = (files.config.get("eagle_config") or {}).get(IDS)
-    return eagle3_layer.load(files, target, taps=taps)
+    return eagle3_layer.load(files, target, taps=eagle3_layer.layer_ids(files.config, files.place))
 
 
 def dump_eagle3(checkpoint: Eagle3Checkpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
-    """Files with ids for vLLM.
+    """Files with ids for vLLM, whose older runner reads them in `eagle_config`, the newer above.
 
     Raises:
         CheckpointError: vLLM's layer has no place for something.
@@ -61,6 +60,7 @@ def dump_eagle3(checkpoint: Eagle3Checkpoint, _target: TargetFacts, dtype: torch
     network = checkpoint.model.config
     config = {
         **eagle3_layer.config_of(checkpoint, dtype),
+        IDS: list(network.taps),
         "eagle_config": {IDS: list(network.taps), "use_aux_hidden_state": True},
     }
     if network.output_bias and not network.attention_bias:

@@ -4,11 +4,14 @@
 the top of older files and inside `dflash_config` in newer ones. There is no embedding, no head and
 no vocabulary map: engines read all rows of the target's head.
 
-Layout: z-lab/Qwen3-8B-DFlash-b16. SpecForge's `shift_label` is DSpark's read-out; it is read and
-not written.
+Layout: z-lab/Qwen3-8B-DFlash-b16. SpecForge's `shift_label` and vLLM's `sample_from_anchor` are
+DSpark's read-out; they are read and not written.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -56,8 +59,21 @@ def load(files: Files, target: TargetFacts | None) -> DFlashCheckpoint:
         taps=tuple(layer + 1 for layer in block["target_layer_ids"]),
         width=files.config.get("block_size") or block.get("block_size"),
         mask_token=block.get("mask_token_id"),
-        is_shifted=bool(block.get("shift_label")),
+        is_shifted=is_shifted(files.config),
     )
+
+
+def is_shifted(config: Mapping[str, Any]) -> bool:
+    """Whether slot j says token j+1: vLLM's key or SGLang's, in the block or above, or SpecForge's.
+
+    Example:
+        >>> is_shifted({"dflash_config": {"sample_from_anchor": True}}), is_shifted({})
+        (True, False)
+    """
+    block = config.get("dflash_config") or {}
+    keys = ("sample_from_anchor", "query_zero_predicts_next")
+    said = [place[key] for place in (block, config) for key in keys if place.get(key) is not None]
+    return bool(said[0] if said else block.get("shift_label"))
 
 
 def dump(checkpoint: DFlashCheckpoint, target: TargetFacts, dtype: torch.dtype) -> Files:
