@@ -16,7 +16,7 @@ from slipstream.engine.shaping import Shaper
 from slipstream.engine.text import TextStream
 from slipstream.errors import SlipstreamError
 from slipstream.sampling import Sampler
-from slipstream.types import DraftTree, Step
+from slipstream.types import DraftTree, Step, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +218,17 @@ class Request:
         for shaper in self.shapers:
             logits = shaper(logits, tree, self.tokens)
         return logits
+
+    def cut(self, tree: DraftTree, verdict: Verdict) -> Verdict:
+        """A verdict whose path ends before any node at which a shaper was lost.
+
+        Such a node was accepted, so its token is the target's own; what follows it is not.
+        """
+        lost = {node for shaper in self.shapers for node in getattr(shaper, "lost", ())}
+        for place, node in enumerate(verdict.path):
+            if node in lost:
+                return Verdict(verdict.path[:place], int(tree.tokens[node]), is_bonus=False)
+        return verdict
 
     def accept(self, tokens: Sequence[int], num_drafted: int = 0) -> tuple[int, ...]:
         """Append tokens until one of them ends the answer.

@@ -28,7 +28,11 @@ class FormError(SlipstreamError):
 
 
 class Shaper(Protocol):
-    """Changes logits, node by node. It belongs to one request and may keep state for it."""
+    """Changes logits, node by node. It belongs to one request and may keep state for it.
+
+    One that cannot tell what may follow a drafted node names the node in an attribute `lost`, a set
+    that each call makes anew: the accepted path then ends with that node's token as the next root.
+    """
 
     def __call__(self, logits: Tensor, tree: DraftTree, tokens: Sequence[int]) -> Tensor:
         """The changed logits.

@@ -65,6 +65,7 @@ def step(
                 raise score
             logits, features = score
             verdict = verify(tree, row.shape(logits, tree), row.sampler, len(row.tokens) - 1)
+            verdict = row.cut(tree, verdict)
         except (NumericError, FormError) as error:
             row.fail(error)
             cache.rollback(row.slot)

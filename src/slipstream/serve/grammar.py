@@ -1,8 +1,9 @@
 """Answers of a given form: JSON, a schema, an expression, tool calls; masks come from llguidance.
 
-The parser is moved along each path of a draft tree and back, so that every node gets the mask of
+A copy of the parser is moved along each path of a draft tree, so that every node gets the mask of
 its own prefix. Drafted tokens that break the form are never reached: their parent's mask forbids
-them.
+them. The parser has limits; where it gives up, the answer ends with an error, and drafts on which a
+copy gave up change nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from llguidance.hf import from_tokenizer
 from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
 from torch import Tensor
 
-from slipstream.engine.shaping import Shaper
+from slipstream.engine.shaping import FormError, Shaper
 from slipstream.errors import SettingError
 from slipstream.target.protocol import Target
 from slipstream.types import DraftTree
@@ -79,9 +80,13 @@ def hold(name: str, found: str, rules: str, target: Target) -> Shaper:
     tokenizer = _tokenizer(target.tokenizer.inner, target.spec.vocab_size, target.spec.eos_ids)
     matcher = LLMatcher(tokenizer, rules)
     if matcher.is_error():
-        reason = " ".join(matcher.get_error().split())[:300]
-        raise SettingError(name, found, f"a form that can be read ({reason})")
+        raise SettingError(name, found, f"a form that can be read ({_reason(matcher)})")
     return GrammarShaper(matcher, target.spec.vocab_size, target.spec.eos_ids)
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """Why a parser gave up, without the state it was in."""
+    return " ".join(matcher.get_error().partition("<state>")[0].split())[:300]
 
 
 @lru_cache(maxsize=4)
@@ -97,38 +102,63 @@ class GrammarShaper:
         matcher: at the answer's start.
         vocab_size: V.
         eos_ids: what may follow a complete answer.
+
+    Attributes:
+        lost: nodes of the last tree at which a copy of the parser gave up.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, torch.tensor(list(eos_ids))
         self._bits = allocate_token_bitmask(1, vocab_size)  # [1, V/32] int32
         self._num_read = -1  # tokens of the row that the parser has seen; the prompt is not parsed
+        self.lost: set[int] = set()
 
     def __call__(self, logits: Tensor, tree: DraftTree, tokens: Sequence[int]) -> Tensor:
-        """Mask each node's row; a node that breaks the form keeps its own, it is never reached."""
+        """Mask each node's row; a node that breaks the form keeps its own, it is never reached.
+
+        Raises:
+            FormError: the parser gave up on the answer so far.
+        """
         if self._num_read < 0:
             self._num_read = len(tokens)
         self._matcher.consume_tokens(list(tokens[self._num_read :]))
-        self._num_read = len(tokens)
+        self._num_read, self.lost = len(tokens), set()
         shaped = logits.clone()
-        self._mask(0, shaped, children(tree), tree.tokens.tolist())
+        self._mask(self._matcher, 0, shaped, children(tree), tree.tokens.tolist())
+        if self._matcher.is_error():
+            reason = _reason(self._matcher)
+            raise FormError(
+                f"the answer cannot be held to its form any further ({reason})",
+                "simplify the schema or the expression",
+            )
         return shaped
 
-    def _mask(self, node: int, shaped: Tensor, below: list[list[int]], ids: list[int]) -> None:
-        """Mask a node and what is below it; the parser stands at the node."""
-        allowed = self._allowed(shaped.shape[-1]).to(shaped.device)
-        shaped[node].masked_fill_(~allowed, float("-inf"))
+    def _mask(
+        self,
+        matcher: LLMatcher,
+        node: int,
+        shaped: Tensor,
+        below: list[list[int]],
+        ids: list[int],
+    ) -> None:
+        """Mask a node and what is below it; this copy of the parser stands at the node."""
+        allowed = self._allowed(matcher, shaped.shape[-1])
+        if matcher.is_error():
+            self.lost.add(node)
+            return
+        shaped[node].masked_fill_(~allowed.to(shaped.device), float("-inf"))
         for child in below[node]:
-            if allowed[ids[child]] and self._matcher.try_consume_tokens([ids[child]]) == 1:
-                self._mask(child, shaped, below, ids)
-                self._matcher.rollback(1)
+            if allowed[ids[child]]:
+                branch = matcher.deep_copy()  # one that gives up stays useless
+                branch.consume_token(ids[child])
+                self._mask(branch, child, shaped, below, ids)
 
-    def _allowed(self, vocab_size: int) -> Tensor:
-        """[V] bool, the tokens that may come where the parser stands."""
-        if self._matcher.is_stopped():
+    def _allowed(self, matcher: LLMatcher, vocab_size: int) -> Tensor:
+        """[V] bool, the tokens that may come where a parser stands."""
+        if matcher.is_stopped():
             allowed = torch.zeros(vocab_size, dtype=torch.bool)
             allowed[self._eos] = True
             return allowed
-        fill_next_token_bitmask(self._matcher, self._bits)
+        fill_next_token_bitmask(matcher, self._bits)
         places = torch.arange(32, dtype=torch.int32)
         return ((self._bits[0][:, None] >> places) & 1).bool().flatten()[:vocab_size]
