@@ -13,13 +13,17 @@ ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "
 MERGES = (("a", "b"),)  # readers ask for one at least
 
 
-def write_gguf(model: object, tokenizer: object, path: Path) -> Path:
+def write_gguf(
+    model: object, tokenizer: object, path: Path, *, without: str = "", **metadata: object
+) -> Path:
     """A file that holds a model of transformers as float32, with its byte-level tokenizer.
 
     Args:
         model: a causal model of one of `ARCHITECTURES`.
         tokenizer: with a vocabulary of bytes, `MERGES` and special tokens.
         path: to write.
+        without: what the names of tensors begin with that are left out.
+        **metadata: further keys of the file, dots spelled as two underscores.
     """
     import gguf
 
@@ -39,6 +43,10 @@ def write_gguf(model: object, tokenizer: object, path: Path) -> Path:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    _add_rope_scaling(writer, config)
+    for key, value in metadata.items():
+        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add[type(value)](key.replace("__", "."), value)
     _add_tokenizer(writer, tokenizer, config.vocab_size)
     names = gguf.get_tensor_name_map(
         {arch: key for key, arch in gguf.MODEL_ARCH_NAMES.items()}[name], config.num_hidden_layers
@@ -49,12 +57,34 @@ def write_gguf(model: object, tokenizer: object, path: Path) -> Path:
             continue
         if name == "llama" and stem.endswith(("q_proj", "k_proj")):
             tensor = _halves_interleaved(tensor, size)
-        writer.add_tensor(f"{names.get_name(stem)}.{kind}", tensor.float().contiguous().numpy())
+        place = f"{names.get_name(stem)}.{kind}"
+        if not without or not place.startswith(without):
+            writer.add_tensor(place, tensor.float().contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _add_rope_scaling(writer: object, config: object) -> None:
+    """As llama.cpp's converter: metadata, but a tensor of divisors for Llama 3's."""
+    import gguf
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = config.rope_parameters
+    kind = rope.get("rope_type", "default")
+    if kind == "llama3":
+        scaled, _ = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
+        plain = rope["rope_theta"] ** -(torch.arange(len(scaled)) / len(scaled))
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).float().numpy())
+    elif kind != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if "beta_fast" in rope:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
 
 
 def _add_tokenizer(writer: object, tokenizer: object, size: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import CheckpointError, OutputError
-from slipstream.target import embedded
+from slipstream.target import embedded, source
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +25,9 @@ def gguf(tmp_path: Path) -> Path:
     return path
 
 
-def write_two_files(source: Path, folder: Path) -> None:
+def write_two_files(file: Path, folder: Path) -> None:
     (folder / "config.json").write_text("{}")
-    (folder / "weights").write_bytes(source.read_bytes())
+    (folder / "weights").write_bytes(file.read_bytes())
 
 
 def test_converted_once(gguf: Path, root: Path) -> None:
@@ -42,6 +42,14 @@ def test_converted_once(gguf: Path, root: Path) -> None:
     assert embedded.dequantised(gguf, "tiny", convert) == first and len(calls) == 1
     gguf.write_bytes(b"others!" * 100)  # the same size, other content
     assert embedded.dequantised(gguf, "tiny", convert) != first and len(calls) == 2
+
+
+def test_folders_of_another_layout_are_not_looked_at(gguf: Path) -> None:
+    """What was written for users' files before RoPE scaling was read is made anew."""
+    old = embedded.dequantised(gguf, "tiny", write_two_files)
+    new = embedded.dequantised(gguf, "tiny", write_two_files, layout=embedded.USERS_LAYOUT)
+    assert old.is_dir() and new.is_dir() and old != new
+    assert source.resolve(str(gguf), write_two_files).endswith(new.name.removeprefix("tiny"))
 
 
 def test_a_failure_leaves_nothing(gguf: Path, root: Path) -> None:

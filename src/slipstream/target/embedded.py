@@ -18,7 +18,8 @@ from pathlib import Path
 
 from slipstream.errors import CheckpointError, OutputError
 
-_LAYOUT = 1  # raise when what `convert` writes changes
+LAYOUT = 1  # raise when what `convert` writes for models of the catalogue changes
+USERS_LAYOUT = 2  # for other files: folders of layout 1 lack RoPE scaling, and may lack tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +74,22 @@ def cache_root() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "slipstream"
 
 
-def dequantised(gguf: Path, name: str, convert: Callable[[Path, Path], None]) -> Path:
+def dequantised(
+    gguf: Path, name: str, convert: Callable[[Path, Path], None], *, layout: int = LAYOUT
+) -> Path:
     """The folder made from a GGUF file, made now if it is not there yet.
 
     Args:
         gguf: file to read.
         name: beginning of the folder's name.
         convert: writes a complete model folder (second argument) from a GGUF file (first).
+        layout: of what it writes; folders of another are not looked at.
 
     Raises:
         OutputError: the cache folder cannot be written.
         CheckpointError: passed on from `convert`.
     """
-    folder = cache_root() / f"{name}-{_fingerprint(gguf)}"
+    folder = cache_root() / f"{name}-{_fingerprint(gguf, layout)}"
     if folder.is_dir():
         return folder
     try:
@@ -109,10 +113,10 @@ def dequantised(gguf: Path, name: str, convert: Callable[[Path, Path], None]) ->
     return folder
 
 
-def _fingerprint(gguf: Path) -> str:
-    """Ten hex digits of the file's size, its first and last megabyte and our layout."""
+def _fingerprint(gguf: Path, layout: int) -> str:
+    """Ten hex digits of the file's size, its first and last megabyte and the layout."""
     size = gguf.stat().st_size
-    digest = hashlib.sha256(f"{_LAYOUT}:{size}".encode())
+    digest = hashlib.sha256(f"{layout}:{size}".encode())
     with gguf.open("rb") as file:
         digest.update(file.read(1 << 20))
         file.seek(max(0, size - (1 << 20)))

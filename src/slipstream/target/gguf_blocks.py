@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.errors import UnsupportedTargetError
 from slipstream.target.tiles import BLOCK, Quantised
 
 NAMES = {
@@ -45,6 +46,25 @@ def read_blocks(path: Path) -> dict[str, Quantised]:
     if head is not None:
         found["lm_head"] = _blocks(head)
     return {name: blocks for name, blocks in found.items() if blocks is not None}
+
+
+def check_one_file(reader: object, path: Path) -> None:
+    """Refuse a part of a model that is split over files, whose other tensors would be made up.
+
+    Args:
+        reader: a GGUFReader of the file.
+        path: of the file.
+
+    Raises:
+        UnsupportedTargetError: there are other parts.
+    """
+    field = reader.fields.get("split.count")
+    count = 1 if field is None else int(field.contents())
+    if count > 1:
+        raise UnsupportedTargetError(
+            f"{path} is one of {count} parts of a model, and only whole files are read",
+            hint=f"join them: `llama-gguf-split --merge {path.name} whole.gguf`",
+        )
 
 
 def matching(blocks: Quantised, weight: Tensor, head_size: int) -> Quantised | None:

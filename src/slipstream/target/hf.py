@@ -21,7 +21,8 @@ from slipstream.errors import SlipstreamError, UnknownNameError, UnsupportedTarg
 from slipstream.target.attention import ATTENTION, attend
 from slipstream.target.compiled import why_not_compiled
 from slipstream.target.fused import why_not
-from slipstream.target.gguf_blocks import read_blocks
+from slipstream.target.gguf_blocks import check_one_file, read_blocks
+from slipstream.target.gguf_rope import add_scaling
 from slipstream.target.hardware import pick_device, pick_dtype, use_threads
 from slipstream.target.model import DECODERS, HFTarget
 from slipstream.target.source import check_complete, gguf_of, pinned, resolve, unreadable
@@ -141,19 +142,30 @@ def write_dequantised(gguf: Path, folder: Path) -> None:
     """Read a GGUF file and write an ordinary float32 model folder.
 
     Raises:
-        CheckpointError: the file cannot be read.
+        CheckpointError: the file cannot be read, or lacks tensors.
+        UnsupportedTargetError: it is a part of a model, or scales RoPE in a way we cannot read.
     """
     try:
+        from gguf import GGUFReader
+
+        reader = GGUFReader(gguf)
+        check_one_file(reader, gguf)
         config = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
         check_supported(config)
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        add_scaling(text_config(config), reader, str(gguf))
+        model, report = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except SlipstreamError:
         raise
     except Exception as error:  # whatever the loader met in the file
         raise unreadable(str(gguf), error) from error
+    check_complete(str(gguf), report, text_config(config).num_hidden_layers)
     # A model read from GGUF calls itself quantised and refuses to be saved, though it is not.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -30,7 +30,7 @@ def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
     Raises:
         CheckpointError: a folder or file that does not exist, or holds no model.
         UnknownNameError: no embedded model of this name.
-        UnsupportedTargetError: a folder that holds an adapter alone.
+        UnsupportedTargetError: a folder that holds an adapter alone, or what `convert` refuses.
     """
     if name in embedded.CATALOGUE:
         return str(embedded.dequantised(embedded.locate(name), name, convert))
@@ -48,7 +48,8 @@ def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
             )
         return str(path)
     if path.suffix == ".gguf" and path.is_file():
-        return str(embedded.dequantised(path, path.stem, convert))
+        layout = embedded.USERS_LAYOUT
+        return str(embedded.dequantised(path, path.stem, convert, layout=layout))
     if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")):
         raise CheckpointError(f"model {name} does not exist", hint=_choices())
     if path.exists():
