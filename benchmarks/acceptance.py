@@ -24,8 +24,9 @@ from torch import Tensor
 
 from slipstream.assemble import locate
 from slipstream.bench.environment import describe
-from slipstream.bench.results import dumps, write_whole
+from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.tasks import read_task
+from slipstream.cli.bench_scripts import exit_status
 from slipstream.drafters.eagle import EagleDrafter
 from slipstream.engine.engine import Engine
 from slipstream.sampling import Sampler
@@ -207,11 +208,15 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8, help="per position, where averaged")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.out is not None:
+        check_output(asked.out, overwrite=True)
+    texts = list(prompts(asked.task, asked.prompts))
+    folder = locate(None, "eagle3", asked.model)
     target = load_target(asked.model, dtype=asked.dtype)
     pairs = record(
         target,
-        locate(None, "eagle3", asked.model),
-        list(prompts(asked.task, asked.prompts)),
+        folder,
+        texts,
         num_tokens=asked.tokens,
         temperature=asked.temperature,
     )
@@ -232,4 +237,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -17,9 +17,10 @@ from slipstream import methods
 from slipstream.assemble import locate
 from slipstream.bench import measures
 from slipstream.bench.environment import describe
-from slipstream.bench.results import dumps, write_whole
+from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.runner import to_sample
 from slipstream.bench.tasks import read_task
+from slipstream.cli.bench_scripts import exit_status
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.engine.engine import Engine
 from slipstream.sampling import Sampler
@@ -86,9 +87,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    target = load_target(asked.model, dtype=asked.dtype, threads=asked.threads)
-    folder = locate(asked.drafter, "dflash", asked.model)
+    if asked.out:
+        check_output(asked.out, overwrite=True)
     texts = [text.text for text in read_task(asked.task, limit=asked.prompts)]
+    folder = locate(asked.drafter, "dflash", asked.model)
+    target = load_target(asked.model, dtype=asked.dtype, threads=asked.threads)
     ways = engines(target, folder, asked.budget)
     found: dict[str, list[Any]] = {name: [] for name in ways}
     for index, text in enumerate(texts):
@@ -114,4 +117,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

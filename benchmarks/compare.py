@@ -14,8 +14,8 @@ from pathlib import Path
 
 from slipstream.bench.against import TOLERANCE, compare
 from slipstream.bench.results import read
+from slipstream.cli.bench_scripts import exit_status
 from slipstream.cli.bench_tables import show_comparison
-from slipstream.errors import SlipstreamError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,13 +25,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("new", type=Path)
     parser.add_argument("--tolerance", type=float, default=TOLERANCE)
     given = parser.parse_args(arguments)
-    try:
+
+    def told() -> int:
         found = compare(read(given.old), read(given.new), tolerance=given.tolerance)
-    except SlipstreamError as error:
-        print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
-        return 2
-    show_comparison(found, given.old)
-    return int(found.is_worse)
+        show_comparison(found, given.old)
+        return int(found.is_worse)
+
+    return exit_status(told)
 
 
 if __name__ == "__main__":

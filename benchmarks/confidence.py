@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import slipstream
+from slipstream import methods as catalogue
 from slipstream.bench import calibration
 from slipstream.bench.calibration import Judged
 from slipstream.bench.environment import describe
-from slipstream.bench.results import dumps, write_whole
+from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.tasks import read_task
+from slipstream.cli.bench_scripts import exit_status, on_one_target, split
 from slipstream.report.drafting_figures import MOST_PLACES
 
 KIND = "slipstream confidence"
@@ -75,19 +76,21 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.out is not None:
+        check_output(asked.out, overwrite=True)
+    names = [catalogue.get(name).name for name in split("methods", asked.methods)]
     questions = [
         (f"{task} {row.id}", row.text)
-        for task in asked.tasks.split(",")
+        for task in split("tasks", asked.tasks)
         for row in read_task(task, limit=asked.limit)
     ]
     shape = {"tree": "kary", "depth": DEPTH, "topk": CHILDREN}
     shape["budget"] = sum(CHILDREN**depth for depth in range(1, DEPTH + 1))
-    target: Any = asked.model
+    wanted = [(name, {**shape, "verifier": "walk"}) for name in names]
+    engines = on_one_target(asked.model, wanted, dtype=asked.dtype)
+    settings = {name: value for name, value in vars(asked).items() if name != "out"} | shape
     methods: dict[str, Any] = {}
-    for name in asked.methods.split(","):
-        options = {} if methods else {"dtype": asked.dtype}  # then the target is loaded
-        engine = slipstream.load(target, name, **shape, verifier="walk", **options)
-        target = engine.target
+    for name, engine in zip(names, engines, strict=True):
         methods[name] = summarise(
             decode(engine, questions, num_tokens=asked.tokens, temperature=asked.temperature)
         )
@@ -97,11 +100,10 @@ def main() -> None:
             shares = sorted(one["accepted"].values())
             low, middle, high = shares[0], shares[len(shares) // 2], shares[-1]
             print(f"  place {one['place']}: {low:.2f} to {high:.2f}, median {middle:.2f}")
-    if asked.out is not None:
-        settings = {name: value for name, value in vars(asked).items() if name != "out"} | shape
-        report = {"kind": KIND, "environment": describe(target), "settings": settings}
-        write_whole(asked.out, dumps(report | {"methods": methods}))
+        if asked.out is not None:
+            report = {"kind": KIND, "environment": describe(engine.target), "settings": settings}
+            write_whole(asked.out, dumps(report | {"methods": methods}))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

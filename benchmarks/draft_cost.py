@@ -10,11 +10,12 @@ are measured under the same load; medians are printed.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from slipstream.bench.draft_cost import measure
 from slipstream.bench.environment import busy_share, describe
+from slipstream.bench.results import check_output, dumps, write_whole
+from slipstream.cli.bench_scripts import exit_status
 from slipstream.target.hf import load_target
 
 
@@ -27,6 +28,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.out:
+        check_output(asked.out, overwrite=True)
     target = load_target(asked.model, dtype=asked.dtype, threads=asked.threads)
     busy = busy_share()
     found = measure(target, rounds=asked.rounds)
@@ -37,8 +40,8 @@ def main() -> None:
         counts = f"{row['passes']:>9}{row['head_calls']:>8}{row['dispatches']:>12}"
         print(f"{name:<16}{row['tokens']:>8}{1000 * row['seconds']:>9.2f}{counts}")
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(asked.out, dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import slipstream
 from slipstream.bench.environment import busy_share, describe
-from slipstream.bench.specs import parse_specs
+from slipstream.bench.results import check_output, dumps, write_whole
+from slipstream.bench.specs import PLAIN, parse_specs
 from slipstream.bench.tasks import read_task
+from slipstream.cli.bench_scripts import exit_status, on_one_target, split_counts
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Piece
 from slipstream.engine.service import Service
@@ -148,7 +147,7 @@ def _times(seconds: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Measure and print; --out keeps the rows with the conditions they hold under."""
+    """Measure and print; --out keeps every row at once, with the conditions they hold under."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--methods", default="eagle3", help="as for `slipstream bench`")
@@ -159,17 +158,19 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.out is not None:
+        check_output(asked.out, overwrite=True)
+    counts = split_counts("clients", asked.clients)
     prompts = [row.text for task in TASKS for row in read_task(task)[:20]]
     specs = parse_specs(asked.methods)  # plain decoding comes first
-    target: Any = asked.model
-    engines = {}
-    for spec in specs:
-        options = {} if engines else {"dtype": asked.dtype}  # then the target is loaded
-        engine = slipstream.load(target, spec.method, max_length=2048, **spec.settings, **options)
-        engines[spec.name], target = engine, engine.target
-    busy, rows = busy_share(), []
+    wanted = [(spec.method, {"max_length": 2048, **spec.settings}) for spec in specs]
+    made = on_one_target(asked.model, wanted, dtype=asked.dtype)
+    engines = dict(zip((spec.name for spec in specs), made, strict=True))
+    target, rows = engines[PLAIN.name].target, []
+    about = {"environment": describe(target), "busy_share": busy_share()}
+    about["settings"] = {name: value for name, value in vars(asked).items() if name != "out"}
     print("tokens/s; seconds to the first token and between tokens as p50/p95/p99")
-    for count in map(int, asked.clients.split(",")):
+    for count in counts:
         plain = 0.0
         for name, engine in engines.items():
             row = measure(
@@ -181,7 +182,8 @@ def main() -> None:
                 prompts=prompts,
                 limit=asked.max_new_tokens,
             )
-            plain = plain or row.tokens_per_second
+            if name == PLAIN.name:
+                plain = row.tokens_per_second
             rows.append(asdict(row) | {"over_plain": row.tokens_per_second / max(plain, 1e-9)})
             print(
                 f"{count:3} clients  {name:26} {row.tokens_per_second:7.1f} tokens/s  "
@@ -190,12 +192,9 @@ def main() -> None:
                 f"{row.requests} answers, {row.errors} errors",
                 flush=True,
             )
-    if asked.out is not None:
-        about = {"environment": describe(target), "busy_share": busy}
-        about["settings"] = {name: value for name, value in vars(asked).items() if name != "out"}
-        whole = about | {"rows": rows}
-        asked.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+            if asked.out is not None:
+                write_whole(asked.out, dumps(about | {"rows": rows}))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -20,7 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench.results import dumps, write_whole
+from slipstream import methods as catalogue
+from slipstream.bench.results import check_output, dumps, write_whole
+from slipstream.cli.bench_scripts import exit_status, split
 
 KIND = "slipstream memory"
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
@@ -134,8 +136,11 @@ def main() -> None:
     if asked.one:
         print(json.dumps(measure(asked.model, asked.methods, asked.dtype, asked.tokens)))
         return
+    if asked.out is not None:
+        check_output(asked.out, overwrite=True)
+    names = [catalogue.get(name).name for name in split("methods", asked.methods)]
     rows = []
-    for method in asked.methods.split(","):
+    for method in names:
         words = [sys.executable, __file__, "--one", "--methods", method, "--model", asked.model,
                  "--dtype", asked.dtype, "--tokens", str(asked.tokens)]  # fmt: skip
         found = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -156,4 +161,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -8,7 +8,6 @@ Writes benchmarks/results/passes_<weights>_<decoder>.json and one SVG per axis.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from pathlib import Path
 
@@ -16,6 +15,9 @@ import torch
 
 from slipstream.bench import environment
 from slipstream.bench.profile import Machine, measure_machine, pass_of, times, work_of
+from slipstream.bench.results import dumps, write_whole
+from slipstream.cli.bench_scripts import exit_status, split
+from slipstream.cli.checks import check_name
 from slipstream.report.charts import line_chart
 from slipstream.target.hf import HFTarget, load_target
 
@@ -42,12 +44,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--axes", default=",".join(AXES))
     given = parser.parse_args()
+    axes = split("axes", given.axes)
+    for axis in axes:
+        check_name("axis", axis, tuple(AXES))
     target = load_target(
         given.model, dtype=given.dtype, decoder=given.decoder, threads=given.threads
     )
     watch = environment.Watch()
     machine = measure_machine(target.spec.dtype, target.spec.device)
-    found = {axis: measure(target, machine, axis, given.repeats) for axis in given.axes.split(",")}
+    found = {axis: measure(target, machine, axis, given.repeats) for axis in axes}
     report = {
         "environment": environment.describe(target),
         "decoder": target.spec.decoder,
@@ -58,9 +63,9 @@ def main() -> None:
         "axes": found,
     }
     stem = f"passes_{report['weights'].partition(',')[0]}_{target.spec.decoder}"
-    (RESULTS / f"{stem}.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_whole(RESULTS / f"{stem}.json", dumps(report))
     for axis, rows in found.items():
-        (RESULTS / f"{stem}_{axis}.svg").write_text(draw(axis, rows, report))
+        write_whole(RESULTS / f"{stem}_{axis}.svg", draw(axis, rows, report))
 
 
 def measure(
@@ -98,4 +103,4 @@ def draw(axis: str, rows: list[dict[str, float | int]], report: dict) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -11,13 +11,16 @@ idle machine. The result is written after every task, with the median errors.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
+from slipstream import assemble
+from slipstream import methods as catalogue
+from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.cli import options as o
+from slipstream.cli.bench_scripts import exit_status, split
 from slipstream.cli.tasks import encode_tasks, read_texts
 from slipstream.cli.tune import loader
 from slipstream.tune.tuner import tune
@@ -40,15 +43,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "predictions.json")
     asked = parser.parse_args()
-
-    given = dict(piece.partition("=")[::2] for piece in asked.methods.split(","))
+    check_output(asked.out, overwrite=True)
+    decoding = o.Decoding(asked.max_new_tokens, asked.temperature)
+    texts = read_texts(asked.tasks, None, asked.limit)
+    given = dict(piece.partition("=")[::2] for piece in split("methods", asked.methods))
+    for name, folder in given.items():
+        if catalogue.get(name).needs_checkpoint:
+            assemble.locate(folder or None, name, asked.model)
     made = loader(o.Setup(asked.model, "none", dtype=asked.dtype), None)
 
     def load(name: str, **options: Any) -> Any:
         return made(name, given.get(name) or None, **options)
 
-    decoding = o.Decoding(asked.max_new_tokens, asked.temperature)
-    texts = read_texts(asked.tasks, None, asked.limit)
     settings = {name: value for name, value in vars(asked).items() if name != "out"}
     settings["methods"] = ",".join(given)
     rows: list[dict[str, Any]] = []
@@ -61,7 +67,7 @@ def main() -> None:
             print(task, row["name"], *(f"{name} {row[f'{name}_error']:+.1%}" for name in NUMBERS))
         print(f"{task}: {time.perf_counter() - began:.0f} s", found.left_out or "", flush=True)
         value = {"environment": found.environment, "settings": settings, **medians(rows)}
-        asked.out.write_text(json.dumps(value | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write_whole(asked.out, dumps(value | {"rows": rows}))
     print({name: f"{error:.1%}" for name, error in medians(rows).items()}, len(rows), "settings")
 
 
@@ -84,4 +90,4 @@ def medians(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

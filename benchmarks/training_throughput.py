@@ -29,7 +29,8 @@ from turns import Who, start, take_turns  # noqa: E402
 from slipstream import assemble  # noqa: E402
 from slipstream.bench import environment  # noqa: E402
 from slipstream.bench.measures import interval, resampled_ratio, resamples  # noqa: E402
-from slipstream.bench.results import dumps, write_whole  # noqa: E402
+from slipstream.bench.results import check_output, dumps, write_whole  # noqa: E402
+from slipstream.cli.bench_scripts import exit_status  # noqa: E402
 from slipstream.data.extract import plan_texts  # noqa: E402
 from slipstream.data.online import OnlineStore  # noqa: E402
 from slipstream.formats import eagle3  # noqa: E402
@@ -52,8 +53,10 @@ SIDES = {
 
 
 def main() -> int:
-    """Train in turns, print and keep; 1 when the other trainer cannot run."""
+    """Train in turns, print and keep; 1 when either trainer cannot run."""
     asked = arguments()
+    if asked.out:
+        check_output(asked.out, overwrite=True)
     watch, errors = environment.Watch(), {}
     with tempfile.TemporaryDirectory() as place:
         job, tokens, described = prepare(asked, Path(place))
@@ -67,7 +70,9 @@ def main() -> int:
             for side in sides.values():
                 side.close()
     versions = {name: side.versions for (name, _), side in sides.items()}
-    rows = [row(who, found, steps[OURS], tokens) for who, found in steps.items()]
+    rows = []  # beside ours; `errors` says why where there is none
+    if OURS in steps:
+        rows = [row(who, found, steps[OURS], tokens) for who, found in steps.items()]
     report = {
         "kind": KIND,
         "environment": described | {"others_share": watch.others()},
@@ -110,8 +115,8 @@ def prepare(
     asked: argparse.Namespace, place: Path
 ) -> tuple[dict[str, Any], list[int], dict[str, Any]]:
     """What every side is told, tokens of each batch, and the environment."""
-    target = load_target(asked.model, threads=asked.threads)
     folder = assemble.locate(asked.drafter, "eagle3", asked.model)
+    target = load_target(asked.model, threads=asked.threads)
     readout = Readout(target.embedding().float(), target.head().float())
     taps = eagle3.read(folder, target_layers=target.spec.num_layers).model.config.taps
     planned = plan_texts(asked.data, target.tokenizer, max_length=asked.max_length, limit=256)
@@ -172,4 +177,4 @@ def row(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

@@ -11,7 +11,6 @@ drafter's own network is no part of it.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,8 @@ from pathlib import Path
 import torch
 
 from slipstream.bench.environment import busy_share, describe
+from slipstream.bench.results import check_output, dumps, write_whole
+from slipstream.cli.bench_scripts import exit_status
 from slipstream.target.hf import load_target
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds
@@ -123,6 +124,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
+    if asked.out:
+        check_output(asked.out, overwrite=True)
     target = load_target(asked.model, dtype=asked.dtype, threads=asked.threads)
     busy = busy_share()
     with torch.no_grad():
@@ -132,8 +135,8 @@ def main() -> None:
     for row in found["rows"]:
         print(f"{row['tree']:<12}{1000 * row['seconds']:8.2f} ms{row['share']:8.1%} of a pass")
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(asked.out, dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(exit_status(main))

@@ -24,6 +24,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.results import check_output, dumps, write_whole
+from slipstream.cli.bench_scripts import exit_status
+
 HERE = Path(__file__).resolve().parent
 CLOSE = 0.03  # of our mean acceptance length
 NUM_RESAMPLES = 2000
@@ -81,6 +84,8 @@ def main() -> int:
     engine = ENGINES[asked.engine]
     if asked.method not in engine.dialect:
         parser.error(f"{asked.engine} runs {', '.join(engine.dialect)}")
+    if asked.out:
+        check_output(asked.out, overwrite=True)
     asked.work.mkdir(parents=True, exist_ok=True)
     ours, job = prepare(asked, engine.dialect[asked.method])
     theirs = serve(asked, engine, job)
@@ -98,7 +103,7 @@ def main() -> int:
     }
     print(json.dumps(found, indent=1))
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(asked.out, dumps(found))
     return 0 if found["is_close"] else 1
 
 
@@ -112,10 +117,10 @@ def prepare(asked: argparse.Namespace, dialect: str) -> tuple[list[dict[str, Any
     from slipstream.target.hf import load_target, write_dequantised
     from slipstream.target.source import resolve
 
-    target = load_target(asked.model, dtype=asked.dtype)
-    texts = [row.text for row in read_task("mt_bench", limit=asked.prompts)]
-    prompts = [target.tokenizer.encode_chat([{"role": "user", "content": t}]) for t in texts]
     folder = assemble.locate(asked.drafter, asked.method, asked.model)
+    texts = [row.text for row in read_task("mt_bench", limit=asked.prompts)]
+    target = load_target(asked.model, dtype=asked.dtype)
+    prompts = [target.tokenizer.encode_chat([{"role": "user", "content": t}]) for t in texts]
     place = asked.work / f"{asked.method}-{dialect}"
     model = resolve(asked.model, write_dequantised)
     done = convert(
@@ -127,25 +132,21 @@ def prepare(asked: argparse.Namespace, dialect: str) -> tuple[list[dict[str, Any
     said = engine.generate(prompts, max_new_tokens=asked.max_new_tokens, num_rows=NUM_ROWS)
     ours = [{"tokens": list(r.token_ids), "steps": r.num_target_passes} for r in said]
     job = asked.work / f"job-{asked.engine}.json"
-    job.write_text(
-        json.dumps(
-            {
-                "model": model,
-                "drafter": str(place.resolve()),
-                "method": asked.method,
-                "nodes": shape["budget"],
-                "tree": asked.tree,
-                "layers": [tap - 1 for tap in default_taps(target.spec.num_layers)],
-                "prompts": prompts,
-                "max_new_tokens": asked.max_new_tokens,
-                "dtype": asked.dtype,
-                "max_length": max(map(len, prompts)) + asked.max_new_tokens + shape["budget"] + 1,
-                "work": str(asked.work.resolve()),
-                "result": str((asked.work / f"result-{asked.engine}.json").resolve()),
-            }
-        ),
-        encoding="utf-8",
-    )
+    what = {
+        "model": model,
+        "drafter": str(place.resolve()),
+        "method": asked.method,
+        "nodes": shape["budget"],
+        "tree": asked.tree,
+        "layers": [tap - 1 for tap in default_taps(target.spec.num_layers)],
+        "prompts": prompts,
+        "max_new_tokens": asked.max_new_tokens,
+        "dtype": asked.dtype,
+        "max_length": max(map(len, prompts)) + asked.max_new_tokens + shape["budget"] + 1,
+        "work": str(asked.work.resolve()),
+        "result": str((asked.work / f"result-{asked.engine}.json").resolve()),
+    }
+    write_whole(job, dumps(what))
     return ours, job
 
 
@@ -210,4 +211,4 @@ def _mean(rows: Sequence[dict[str, Any]]) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

@@ -18,6 +18,9 @@ from typing import Any
 
 from run import HERE, Engine, environment
 
+from slipstream.bench.results import check_output, dumps, write_whole
+from slipstream.cli.bench_scripts import exit_status
+
 SPECULATORS = Engine(("speculators",), (), {"eagle3": "speculators"})
 
 
@@ -31,6 +34,8 @@ def main() -> int:
     parser.add_argument("--python", type=Path, help="an environment that has speculators already")
     parser.add_argument("--out", type=Path, help="keep the result as JSON")
     asked = parser.parse_args()
+    if asked.out:
+        check_output(asked.out, overwrite=True)
     asked.work.mkdir(parents=True, exist_ok=True)
     ours = prepare(asked)
     python = asked.python or environment(asked.work, "speculators", SPECULATORS)
@@ -50,7 +55,7 @@ def main() -> int:
     }
     print(json.dumps(found, indent=1))
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_whole(asked.out, dumps(found))
     return 0 if found["same_tokens"] == 1 and not found["missing"] + found["unknown"] else 1
 
 
@@ -70,11 +75,11 @@ def prepare(asked: argparse.Namespace) -> list[list[int]]:
     from slipstream.target.hf import load_target, write_dequantised
     from slipstream.target.source import resolve
 
-    target = load_target(asked.model, dtype="float32")
+    folder = assemble.locate(asked.drafter, "eagle3", asked.model)
     texts = [row.text for row in read_task("mt_bench", limit=asked.prompts)]
+    target = load_target(asked.model, dtype="float32")
     prompts = [target.tokenizer.encode_chat([{"role": "user", "content": t}]) for t in texts]
     place, model = asked.work / "speculators", resolve(asked.model, write_dequantised)
-    folder = assemble.locate(asked.drafter, "eagle3", asked.model)
     convert(
         folder, "speculators", target, place, prompts=prompts, target_name=model, overwrite=True
     )
@@ -94,4 +99,4 @@ def prepare(asked: argparse.Namespace) -> list[list[int]]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

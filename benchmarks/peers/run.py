@@ -25,8 +25,10 @@ from turns import start, take_turns
 
 from slipstream import assemble
 from slipstream.bench import environment
-from slipstream.bench.results import dumps, write_whole
+from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.tasks import read_task
+from slipstream.cli.bench_scripts import exit_status
+from slipstream.errors import OutputError
 from slipstream.target.embedded import cache_root
 from slipstream.target.hf import load_tokenizer, write_dequantised
 from slipstream.target.library import library
@@ -40,8 +42,8 @@ WARM_UP_TOKENS = 32
 def main() -> int:
     """Run what is not in the file yet, print everything; 1 when no peer could run."""
     asked = arguments()
-    job, prompts = prepare(asked)
     report = begin(asked)
+    job, prompts = prepare(asked)
     for name in asked.peers.split(","):
         peers = report["peers"]
         if peers.get(name, {}).get("rows") and name not in asked.redo.split(","):
@@ -94,6 +96,7 @@ def prepare(asked: argparse.Namespace) -> tuple[dict[str, Any], list[list[int]]]
 
 def begin(asked: argparse.Namespace) -> dict[str, Any]:
     """The report so far: the file's where it was asked the same, else a new one."""
+    check_output(asked.out, overwrite=True)
     settings = {name: getattr(asked, name) for name in SETTINGS}
     if not asked.out.is_file():
         found = library()
@@ -108,9 +111,15 @@ def begin(asked: argparse.Namespace) -> dict[str, Any]:
             "settings": settings,
             "peers": {},
         }
-    found = json.loads(asked.out.read_text(encoding="utf-8"))
-    if found["settings"] != settings:
-        raise SystemExit(f"{asked.out} holds a run with {found['settings']}: give another --out")
+    try:
+        found = json.loads(asked.out.read_text(encoding="utf-8"))
+        held = found["settings"] if found["kind"] == KIND else None
+    except (ValueError, KeyError, TypeError):
+        held = None
+    if held is None:
+        raise OutputError(f"{asked.out} exists and holds no run of this kind", "give another --out")
+    if held != settings:
+        raise OutputError(f"{asked.out} holds a run with {held}", "give another --out")
     return found
 
 
@@ -173,4 +182,4 @@ def show(peers: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_status(main))

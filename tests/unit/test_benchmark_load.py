@@ -69,6 +69,56 @@ def test_every_method_is_beside_plain_decoding(
     assert asked[1][2] == {"max_length": 2048, "lookup": True, "budget": "auto"}
 
 
+@pytest.fixture
+def asking(load: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs the script on a table; rates are made up: method after method twice as fast."""
+    target = TableTarget(257, tokenizer=ByteTokenizer(), max_length=128)
+    told = []
+
+    def fake_measure(name: str, _engine: object, count: int, **_settings: object) -> object:
+        told.append((name, count))
+        rate = {"ngram": 30.0, "none": 10.0}[name]
+        none = (0.0, 0.0, 0.0)
+        return load["Row"](name, count, 1.0, 3, 0, rate, none, none, 1.0)
+
+    names = load["main"].__globals__
+    monkeypatch.setattr(slipstream, "load", lambda *_a, **_k: Engine(target, NoDrafter(), walk))
+    monkeypatch.setitem(names, "describe", lambda _target: {})
+    monkeypatch.setitem(names, "read_task", lambda _task: [Prompt("ab")])
+    monkeypatch.setitem(names, "measure", fake_measure)
+
+    def run(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["load.py", *words])
+        return load["exit_status"](load["main"])
+
+    return run, told, tmp_path / "load.json"
+
+
+def test_plain_decoding_is_the_ruler_wherever_it_is_named(asking) -> None:
+    run, told, out = asking
+    assert run("--methods", "ngram,none", "--clients", "1", "--out", str(out)) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert told == [("none", 1), ("ngram", 1)]
+    assert [row["over_plain"] for row in rows] == [1.0, 3.0]
+
+
+def test_an_interrupt_keeps_the_rows_before_it(load: dict, asking, monkeypatch, capsys) -> None:
+    run, _, out = asking
+    real = load["main"].__globals__["measure"]
+
+    def interrupted(name: str, engine: object, count: int, **settings: object) -> object:
+        if count == 4:
+            raise KeyboardInterrupt
+        return real(name, engine, count, **settings)
+
+    monkeypatch.setitem(load["main"].__globals__, "measure", interrupted)
+    words = ("--methods", "ngram", "--clients", "1,4")
+    assert run(*words, "--out", str(out)) == 130
+    assert (
+        len(json.loads(out.read_text())["rows"]) == 2 and "interrupted" in capsys.readouterr().err
+    )
+
+
 def test_percentiles(load: dict) -> None:
     assert load["percentiles"]([float(n) for n in range(101)]) == (50.0, 95.0, 99.0)
     assert load["percentiles"]([]) == (0.0, 0.0, 0.0)

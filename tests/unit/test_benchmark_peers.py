@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.errors import OutputError
+
 NAMES = ("talk", "catalogue", "turns", "summary", "run")
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "peers"
 SIDE = """
@@ -148,7 +150,13 @@ def test_a_file_of_another_run_is_not_mixed_in(peers, tmp_path):
     out.write_text(json.dumps(report))
     assert peers["run"].begin(asked) == report
     asked.limit = 3
-    with pytest.raises(SystemExit, match="give another --out"):
+    with pytest.raises(OutputError, match="holds a run with"):
+        peers["run"].begin(asked)
+    out.write_text("{}")
+    with pytest.raises(OutputError, match="holds no run"):
+        peers["run"].begin(asked)
+    asked.out = tmp_path / "nowhere" / "peers.json"
+    with pytest.raises(OutputError, match="does not exist"):
         peers["run"].begin(asked)
 
 

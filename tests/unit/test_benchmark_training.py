@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,21 @@ def test_errors_of_predictions_are_shares_of_what_was_measured():
     medians = script["medians"]([row, row | {"tau_error": -0.3}])
     assert medians["median_tau_error"] == pytest.approx(0.2)
     assert script["medians"]([]) == {}
+
+
+def test_a_trainer_of_ours_that_cannot_run_is_told_and_kept(tmp_path, monkeypatch, capsys):
+    script = runpy.run_path(str(FOLDER / "training_throughput.py"))
+    names, out = script["main"].__globals__, tmp_path / "out.json"
+
+    def start(_wanted, _job, errors, **_places):
+        errors["ours_training", "by text"] = "exit status 1: no torch"
+        return {}
+
+    monkeypatch.setitem(names, "prepare", lambda *_: ({}, [100], {"cpu": "c"}))
+    monkeypatch.setitem(names, "start", start)
+    monkeypatch.setitem(names, "take_turns", lambda *_: {("speculators", "sdpa"): steps([9, 2])})
+    monkeypatch.setattr(sys, "argv", ["training_throughput.py", "--out", str(out)])
+    assert script["exit_status"](script["main"]) == 1
+    assert "no torch" in capsys.readouterr().out
+    kept = json.loads(out.read_text(encoding="utf-8"))
+    assert kept["rows"] == [] and "no torch" in kept["errors"]["ours_training by text"]

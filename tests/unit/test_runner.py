@@ -197,6 +197,7 @@ def test_specs():
     names = [s.name for s in parse_specs("ngram, eagle3:chain,depth=4 ,eagle3:budget=8,depth=3")]
     assert names == ["none", "ngram", "eagle3:chain,depth=4", "eagle3:budget=8,depth=3"]
     assert [s.name for s in parse_specs("none")] == ["none"]
+    assert [s.name for s in parse_specs("ngram,none,eagle3")] == ["none", "ngram", "eagle3"]
     assert parse_specs("eagle3:drafter=zoo:eagle3")[1].settings == {"drafter": "zoo:eagle3"}
 
 
@@ -320,7 +321,7 @@ def test_progress_says_what_is_left_once_it_knows():
         (["bench", "--methods", "ngram", "--trace", "t.txt"], ".json"),
         (["bench", "--methods", "ngram", "--trace", "t.json", "--output", "t.json"], "another"),
         (["bench", "--methods", "ngram", "--against", "no_such.json"], "no_such.json"),
-        (["bench", "--methods", "ngram", "--tolerance", "1.5"], "[0, 1)"),
+        (["bench", "--against", "no_such.json", "--tolerance", "1.5"], "[0, 1)"),
         (["bench", "--methods", "eagle3:drafter=/no/such/folder"], "/no/such/folder"),
         (["verify", "--method", "nogram"], "ngram"),
         (["verify", "--method", "ngram", "--rows", "0"], "1 or more"),

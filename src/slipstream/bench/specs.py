@@ -88,7 +88,7 @@ def _value(key: str, value: str) -> object:
 
 
 def parse_specs(text: str) -> list[MethodSpec]:
-    """Read a comma-separated list; plain decoding is put first when it is not there.
+    """Read a comma-separated list; plain decoding comes first, also when it is not there.
 
     Raises:
         SettingError: the list is empty, or names a method twice.
@@ -110,6 +110,4 @@ def parse_specs(text: str) -> list[MethodSpec]:
     for name in names:
         if names.count(name) > 1:
             raise SettingError("methods", f"'{name}' twice", "each method once")
-    if PLAIN.name not in names:
-        specs.insert(0, PLAIN)
-    return specs
+    return [PLAIN, *(spec for spec in specs if spec.name != PLAIN.name)]

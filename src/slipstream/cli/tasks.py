@@ -45,12 +45,8 @@ def refuse_idle(context: typer.Context, names: Sequence[str], where: str) -> Non
     for name in names:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            raise SettingError(
-                name.replace("_", "-"),
-                context.params[name],
-                f"nothing {where}: it does nothing there",
-                "leave it out",
-            )
+            found = context.params[name]
+            raise SettingError(name.replace("_", "-"), found, f"nothing {where}", "leave it out")
 
 
 def read_texts(tasks: str | None, prompts: Path | None, limit: int) -> dict[str, list[Any]]:

@@ -1,0 +1,90 @@
+"""What the scripts of `benchmarks/` share: how they end, and engines on one target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from slipstream.cli.main import INTERRUPTED, tell_error
+from slipstream.cli.output import tell
+from slipstream.errors import SettingError, SlipstreamError
+
+if TYPE_CHECKING:
+    from slipstream.engine.engine import Engine
+
+MISTAKEN = 2
+
+
+def exit_status(main: Callable[[], int | None]) -> int:
+    """Run a script; a user's mistake is one message, and an interrupt keeps what was written.
+
+    Args:
+        main: gives the script's own status; None is 0.
+    """
+    try:
+        return main() or 0
+    except SlipstreamError as error:
+        tell_error(str(error), error.hint)
+        return MISTAKEN
+    except OSError as error:
+        tell_error(f"{error.filename or 'input/output'}: {error.strerror or error}", None)
+        return MISTAKEN
+    except KeyboardInterrupt:
+        tell("interrupted; what was written is kept")
+        return INTERRUPTED
+
+
+def split(name: str, text: str) -> list[str]:
+    """The names of a list separated by commas.
+
+    Args:
+        name: of the option, for the error.
+        text: as typed.
+
+    Raises:
+        SettingError: there is none.
+
+    Example:
+        >>> split("tasks", "qa, rag")
+        ['qa', 'rag']
+    """
+    found = [piece.strip() for piece in text.split(",") if piece.strip()]
+    if not found:
+        raise SettingError(name, f"'{text}'", "names separated by commas")
+    return found
+
+
+def split_counts(name: str, text: str) -> list[int]:
+    """The numbers of a list separated by commas, each 1 or more.
+
+    Args:
+        name: of the option, for the error.
+        text: as typed.
+
+    Raises:
+        SettingError: something else is there.
+    """
+    pieces = split(name, text)
+    if not all(piece.isdecimal() and int(piece) for piece in pieces):
+        raise SettingError(name, f"'{text}'", "numbers of 1 or more, separated by commas")
+    return [int(piece) for piece in pieces]
+
+
+def on_one_target(
+    model: str, wanted: Iterable[tuple[str, Mapping[str, Any]]], *, dtype: str
+) -> Iterator[Engine]:
+    """Engines one after the other, all on the target that the first one loads.
+
+    Args:
+        model: as `slipstream.load` takes it.
+        wanted: methods with their settings.
+        dtype: of the target.
+    """
+    import slipstream
+
+    target: Any = model
+    options = {"dtype": dtype}
+    for method, settings in wanted:
+        engine = slipstream.load(target, method, **settings, **options)
+        target, options = engine.target, {}
+        yield engine
