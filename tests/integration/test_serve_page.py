@@ -93,6 +93,26 @@ def test_a_phone_shows_it_without_scrolling_sideways(
 
 
 @needs_browser
+def test_a_new_chat_amid_an_answer_starts_empty(tab: object) -> None:
+    """What the old chat's answer had said is no part of the new one."""
+    with running(tiny_engine(seconds=0.05), num_rows=2) as served:
+        tab.size(1000, 800)
+        open_page(tab, served)
+        tab.run("document.getElementById('prompt').value = 'abc abc abc'")
+        tab.click("#send")
+        tab.wait(f"{ANSWER}.length === 1 && {ANSWER}[0].length > 2")
+        tab.click("#clear")
+        tab.wait("!document.getElementById('send').disabled")
+        assert tab.run("messages.length") == 0 and tab.run(f"{ANSWER}.length") == 0
+        first = say(tab, "abc abc abc")
+        chat = [{"role": "user", "content": "abc abc abc"}]
+        twin = plain_twin(served.server.engine)
+        assert first == twin.generate(chat, max_new_tokens=256).text
+        assert tab.run("messages.map(each => each.role).join()") == "user,assistant"
+        assert tab.errors == []
+
+
+@needs_browser
 def test_a_refusal_is_shown(tab: object, served: Running) -> None:
     tab.size(1000, 800)
     open_page(tab, served)
