@@ -11,9 +11,17 @@ from uuid import UUID
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Piece, Request, Result
 from slipstream.engine.shaping import Shaper
+from slipstream.engine.text import Verbatim
 from slipstream.errors import SettingError
 from slipstream.serve import grammar, tools
-from slipstream.serve.replies import ChatScores, CompletionScores, Marks, speculation, usage
+from slipstream.serve.replies import (
+    ChatScores,
+    CompletionScores,
+    Marks,
+    Spelling,
+    speculation,
+    usage,
+)
 from slipstream.serve.schema import LARGEST_SEED, ChatAsked, CompletionAsked
 
 FINISH = {"stop": "stop", "length": "length"}  # the others are failures
@@ -223,7 +231,7 @@ class ChatAnswer(Answer):
 
     def __init__(self, ask: Ask, rows: Sequence[Request], model: str) -> None:
         super().__init__(ask, rows, model)
-        self._scores = ChatScores(ask.tokenizer)
+        self._scores = ChatScores(Spelling(ask.tokenizer)) if ask.asked.logprobs else None
         self._marks = [Marks(ask.tokenizer) for _ in rows] if ask.asked.mark_drafted else []
         self._readers = [ask.reader() for _ in rows]
 
@@ -234,7 +242,7 @@ class ChatAnswer(Answer):
             yield self._chunk([{"index": index, "delta": delta, "finish_reason": None}])
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        wants = self._ask.asked.logprobs
+        score = self._scores
         words, calls = self._parts(index, result.text, is_last=True)
         message = {"role": "assistant", "content": words, "refusal": None}
         if calls:
@@ -242,7 +250,7 @@ class ChatAnswer(Answer):
         return {
             "index": index,
             "message": message,
-            "logprobs": self._scores(result.token_ids, result.scores) if wants else None,
+            "logprobs": None if score is None else score(result.token_ids, result.scores),
             "finish_reason": self._end(index, result),
         }
 
@@ -255,7 +263,7 @@ class ChatAnswer(Answer):
             numbered = enumerate(calls, start=before)
             content["tool_calls"] = [{"index": number, **call} for number, call in numbered]
         delta: dict[str, Any] = {"delta": content}
-        if self._ask.asked.logprobs:
+        if self._scores is not None:
             delta["logprobs"] = self._scores(piece.token_ids, piece.scores)
         if self._marks:
             delta["marks"] = self._marks[index](piece.token_ids, piece.drafted, is_last=is_last)
@@ -296,19 +304,23 @@ class CompletionAnswer(Answer):
 
     def __init__(self, ask: Ask, rows: Sequence[Request], model: str) -> None:
         super().__init__(ask, rows, model)
-        self._scores = [CompletionScores(ask.tokenizer) for _ in rows]
+        self._scores = []
+        if ask.asked.logprobs is not None:
+            decoder = ask.tokenizer if ask.asked.skip_special_tokens else Verbatim(ask.tokenizer)
+            spelling = Spelling(ask.tokenizer)
+            self._scores = [CompletionScores(spelling, decoder) for _ in rows]
 
     def _choice(self, index: int, result: Result) -> dict[str, Any]:
-        wants = self._ask.asked.logprobs is not None
+        scores = self._scores
         return {
             "index": index,
             "text": result.text,
-            "logprobs": self._scores[index](result.token_ids, result.scores) if wants else None,
+            "logprobs": scores[index](result.token_ids, result.scores) if scores else None,
             "finish_reason": FINISH[result.finish_reason],
         }
 
     def _delta(self, index: int, piece: Piece) -> dict[str, Any]:
         delta: dict[str, Any] = {"text": piece.text, "logprobs": None}
-        if self._ask.asked.logprobs is not None:
+        if self._scores:
             delta["logprobs"] = self._scores[index](piece.token_ids, piece.scores)
         return delta

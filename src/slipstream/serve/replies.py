@@ -8,7 +8,8 @@ from typing import Any
 
 from slipstream.engine.prompts import Tokenizer
 from slipstream.engine.request import Result, TokenScore
-from slipstream.engine.text import Detokenizer
+from slipstream.engine.text import Decoder, Detokenizer
+from slipstream.target.tokens import TargetTokenizer, _byte_letters
 
 LEAST = -9999.0  # JSON has no -infinity; vLLM's stand-in
 
@@ -57,11 +58,56 @@ def speculation(results: Sequence[Result], depth: int) -> dict[str, Any] | None:
     }
 
 
-class ChatScores:
-    """Log-probabilities in the chat endpoint's shape."""
+class Spelling:
+    """What each token stands for: its bytes, whether or not they are whole characters.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    Args:
+        tokenizer: the target's.
+    """
+
+    def __init__(self, tokenizer: TargetTokenizer) -> None:
+        self._tokens = tokenizer.tokens
+        added = getattr(tokenizer.inner, "added_tokens_decoder", {})
+        self._added = {int(id): token.content for id, token in added.items()}
+        self._single = frozenset(tokenizer.byte_ids)  # spelled <0x0A>, or as one letter
+        is_byte_level = any(len(self._tokens[id]) == 1 for id in tokenizer.byte_ids[:1])
+        letters = enumerate(_byte_letters()) if is_byte_level else ()
+        self._bytes = {letter: byte for byte, letter in letters}
+
+    def bytes(self, token: int) -> bytes:
+        """The bytes of a token; of a special one, those of its name."""
+        if token in self._added:
+            return self._added[token].encode()
+        spelled = self._tokens.get(token, "")
+        if self._bytes and all(letter in self._bytes for letter in spelled):
+            return bytes(self._bytes[letter] for letter in spelled)
+        if token in self._single:
+            return bytes([int(spelled[1:-1], 16)])
+        return spelled.replace("\u2581", " ").encode()
+
+    def text(self, token: int, mark: str = "") -> str:
+        r"""The text of a token; bytes that are no whole character in OpenAI's words, as \xe2.
+
+        Args:
+            token: its id.
+            mark: what comes before such bytes.
+        """
+        found = self.bytes(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return mark + "".join(f"\\x{byte:02x}" for byte in found)
+
+
+class ChatScores:
+    """Log-probabilities in the chat endpoint's shape.
+
+    Args:
+        spelling: of the target's tokens.
+    """
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._spelling = spelling
 
     def __call__(self, ids: Sequence[int], scores: Sequence[TokenScore]) -> dict[str, Any]:
         """The `logprobs` object of some tokens."""
@@ -77,37 +123,49 @@ class ChatScores:
         }
 
     def _entry(self, token: int, log_prob: float) -> dict[str, Any]:
-        text = self._tokenizer.decode([token])
-        is_whole = "\ufffd" not in text
         return {
-            "token": text,
+            "token": self._spelling.text(token),
             "logprob": _finite(log_prob),
-            "bytes": list(text.encode()) if is_whole else None,
+            "bytes": list(self._spelling.bytes(token)),
         }
 
 
 class CompletionScores:
-    """Log-probabilities in the completion endpoint's shape; offsets count on over calls."""
+    """Log-probabilities in the completion endpoint's shape; offsets count on over calls.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer, self._offset = tokenizer, 0
+    Args:
+        spelling: of the target's tokens.
+        decoder: writes the answer's text, in which the offsets count.
+    """
+
+    def __init__(self, spelling: Spelling, decoder: Decoder) -> None:
+        self._spelling, self._detokenizer = spelling, Detokenizer(decoder)
+        self._offset = 0
 
     def __call__(self, ids: Sequence[int], scores: Sequence[TokenScore]) -> dict[str, Any]:
         """The `logprobs` object of some tokens."""
-        texts = [self._tokenizer.decode([token]) for token in ids]
         offsets = []
-        for text in texts:
+        for token in ids:
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._detokenizer.push([token]))
         return {
-            "tokens": texts,
+            "tokens": [self._text(token) for token in ids],
             "token_logprobs": [_finite(score.log_prob) for score in scores],
             "top_logprobs": [
-                {self._tokenizer.decode([i]): _finite(value) for i, value in score.top}
-                for score in scores
+                self._top(token, score) for token, score in zip(ids, scores, strict=True)
             ],
             "text_offset": offsets,
         }
+
+    def _text(self, token: int) -> str:
+        return self._spelling.text(token, mark="bytes:")
+
+    def _top(self, token: int, score: TokenScore) -> dict[str, float]:
+        """The likeliest by their texts, and the token itself; of equal texts the likelier."""
+        found: dict[str, float] = {}
+        for each, value in (*score.top, (token, score.log_prob)):
+            found.setdefault(self._text(each), _finite(value))
+        return found
 
 
 class Marks:
