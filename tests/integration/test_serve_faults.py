@@ -97,6 +97,12 @@ def wait_until_idle(served: Running, seconds: float = 10) -> None:
         ({"response_format": {"type": "xml"}}, "response_format"),
         ({"method": "eagle3"}, "method"),
         ({"stream_options": {"x": 1}}, "stream_options"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"mark_drafted": True}, "mark_drafted"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ],
 )
 def test_a_wrong_field_is_a_400_that_names_it(served: Running, change: dict, param: str) -> None:
@@ -104,6 +110,21 @@ def test_a_wrong_field_is_a_400_that_names_it(served: Running, change: dict, par
     assert status == 400
     assert told["error"]["param"] == param and told["error"]["type"] == "invalid_request_error"
     assert param in told["error"]["message"]
+
+
+def test_a_null_is_a_field_that_was_left_out(served: Running) -> None:
+    """Clients send them for OpenAI's nullable fields, and send answers back with theirs."""
+    names = [
+        "temperature", "top_p", "n", "stream", "logprobs", "top_logprobs", "presence_penalty",
+        "frequency_penalty", "logit_bias", "seed", "stop", "max_completion_tokens", "tools",
+        "tool_choice", "response_format", "stream_options", "user", "parallel_tool_calls", "store",
+    ]  # fmt: skip
+    turn = {"content": "b", "role": "assistant", "refusal": None, "tool_calls": None, "audio": None}
+    messages = [*CHAT["messages"], turn, *CHAT["messages"]]
+    status, told = post(served, CHAT | dict.fromkeys(names) | {"messages": messages})
+    assert status == 200, told
+    nulls = dict.fromkeys(["suffix", "echo", "logprobs", "max_tokens", "temperature"])
+    assert post(served, {"prompt": "ab"} | nulls, path="/v1/completions")[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -202,6 +203,73 @@ def test_what_is_wrong_is_named(
     with pytest.raises(openai.BadRequestError, match=words) as caught:
         ask(babbler, **options)
     assert caught.value.param == param
+
+
+def nested(levels: int) -> dict:
+    value: dict = {"type": "string"}
+    for _ in range(levels // 2):
+        value = {"properties": {"a": value}}
+    return value
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        (nested(600), "nested more than 100 levels deep"),
+        ({"description": "\ud800"}, "half a surrogate pair"),
+        ({"properties": {"\udc00": {}}}, "half a surrogate pair"),
+        ({"enum": ["\ud800"]}, "half a surrogate pair"),
+    ],
+)
+def test_parameters_that_nothing_can_take_are_refused(
+    babbler: openai.OpenAI, parameters: dict, words: str, choice: str
+) -> None:
+    """They would break the template or the grammar. Sent as bytes: clients refuse some."""
+    function = {"name": "f", "parameters": parameters}
+    body = {"messages": ASKED, "tools": [{"type": "function", "function": function}]}
+    status, told = send(babbler, body | {"tool_choice": choice})
+    assert status == 400 and words in told["error"]["message"], told
+    assert told["error"]["param"] == "tools"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (json.dumps(nested(600)), "nested more than 100 levels deep"),
+        (json.dumps({"a": "\ud800"}), "half a surrogate pair"),
+    ],
+)
+def test_arguments_that_no_template_can_take_are_refused(
+    babbler: openai.OpenAI, arguments: str, words: str
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [*ASKED, {"role": "assistant", "tool_calls": [call]}]
+    status, told = send(babbler, {"messages": messages})
+    assert status == 400 and words in told["error"]["message"], told
+
+
+def test_a_schema_that_nothing_can_take_is_refused(babbler: openai.OpenAI) -> None:
+    for schema in (nested(600), {"enum": ["\ud800"]}):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        status, told = send(babbler, {"messages": ASKED, "response_format": form})
+        assert status == 400 and told["error"]["param"] == "response_format"
+
+
+def test_what_is_deep_but_not_too_deep_is_taken(babbler: openai.OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": nested(90)}}
+    assert ask(babbler, tools=[tool], tool_choice="required", max_tokens=5).choices
+
+
+def send(client: openai.OpenAI, body: dict) -> tuple[int, dict]:
+    """Whatever it is, as JSON in ASCII."""
+    data = json.dumps(body).encode()
+    where = http.client.HTTPConnection(client.base_url.host, client.base_url.port, timeout=20)
+    where.request("POST", "/v1/chat/completions", data, {"Content-Type": "application/json"})
+    reply = where.getresponse()
+    told = json.loads(reply.read())
+    where.close()
+    return reply.status, told
 
 
 def test_a_template_without_tools_says_so() -> None:

@@ -5,16 +5,51 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Text = Annotated[str, Field(max_length=4_000_000)]
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+MOST_LEVELS = 100  # of lists and objects in each other
+
+
+def sound(value: Any) -> Any:
+    """JSON that templates and grammars can take: texts that can be encoded, not nested too deeply.
+
+    Raises:
+        ValueError: it is not.
+    """
+    left = [(value, 1)]
+    while left:
+        each, level = left.pop()
+        if level > MOST_LEVELS:
+            raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+        if isinstance(each, str):
+            try:
+                each.encode()
+            except UnicodeEncodeError:
+                raise ValueError("a text holds half a surrogate pair") from None
+        elif isinstance(each, dict):
+            left += [(key, level) for key in each]
+            left += [(one, level + 1) for one in each.values()]
+        elif isinstance(each, list):
+            left += [(one, level + 1) for one in each]
+    return value
+
+
+JsonObject = Annotated[dict[str, object], AfterValidator(sound)]
 
 
 class Strict(BaseModel):
-    """Refuses fields that it does not have."""
+    """Refuses fields that it does not have. A null is a field that was left out, as for OpenAI."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: one for key, one in value.items() if one is not None or key == "content"}
 
 
 class TextPart(Strict):
@@ -59,6 +94,7 @@ class CalledFunction(Strict):
             raise ValueError("nested too deeply") from None
         if not isinstance(value, dict):
             raise ValueError("not a JSON object")
+        sound(value)
         return arguments
 
 
@@ -110,7 +146,7 @@ class Function(Strict):
 
     name: FunctionName
     description: Text | None = None
-    parameters: dict[str, object] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = Field(None, description="calls follow `parameters`, by a grammar")
 
 

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from slipstream.engine.shaping import Penalties
-from slipstream.serve.messages import Function, Message, NamedTool, Strict, Text, Tool
+from slipstream.serve.messages import (
+    Function,
+    JsonObject,
+    Message,
+    NamedTool,
+    Strict,
+    Text,
+    Tool,
+)
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=2**31)]
@@ -28,7 +36,7 @@ class JsonSchema(Strict):
 
     name: str = "answer"
     description: str | None = None
-    schema_: dict[str, object] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     strict: bool | None = None
 
 
@@ -90,6 +98,13 @@ class Asked(Strict):
     return_token_ids: bool = False
     skip_special_tokens: bool = True
 
+    @field_validator("stream_options", "mark_drafted", check_fields=False)
+    @classmethod
+    def _needs_a_stream(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and not info.data.get("stream"):
+            raise ValueError("it goes with stream")
+        return value
+
     def stops(self) -> list[str | int]:
         """Stop strings and ids, as the engine takes them."""
         strings = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -118,6 +133,13 @@ class ChatAsked(Asked):
     tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is not None and not info.data.get("logprobs"):
+            raise ValueError("it goes with logprobs")
+        return value
 
     @field_validator("tool_choice", "parallel_tool_calls")
     @classmethod
