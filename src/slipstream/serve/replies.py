@@ -85,18 +85,9 @@ class Spelling:
             return bytes([int(spelled[1:-1], 16)])
         return spelled.replace("\u2581", " ").encode()
 
-    def text(self, token: int, mark: str = "") -> str:
-        r"""The text of a token; bytes that are no whole character in OpenAI's words, as \xe2.
-
-        Args:
-            token: its id.
-            mark: what comes before such bytes.
-        """
-        found = self.bytes(token)
-        try:
-            return found.decode()
-        except UnicodeDecodeError:
-            return mark + "".join(f"\\x{byte:02x}" for byte in found)
+    def text(self, token: int) -> str:
+        """The text of a token; bytes that are no whole character show as U+FFFD, as in vLLM."""
+        return self.bytes(token).decode("utf-8", "replace")
 
 
 class ChatScores:
@@ -149,7 +140,7 @@ class CompletionScores:
             offsets.append(self._offset)
             self._offset += len(self._detokenizer.push([token]))
         return {
-            "tokens": [self._text(token) for token in ids],
+            "tokens": [self._spelling.text(token) for token in ids],
             "token_logprobs": [_finite(score.log_prob) for score in scores],
             "top_logprobs": [
                 self._top(token, score) for token, score in zip(ids, scores, strict=True)
@@ -157,14 +148,11 @@ class CompletionScores:
             "text_offset": offsets,
         }
 
-    def _text(self, token: int) -> str:
-        return self._spelling.text(token, mark="bytes:")
-
     def _top(self, token: int, score: TokenScore) -> dict[str, float]:
         """The likeliest by their texts, and the token itself; of equal texts the likelier."""
         found: dict[str, float] = {}
         for each, value in (*score.top, (token, score.log_prob)):
-            found.setdefault(self._text(each), _finite(value))
+            found.setdefault(self._spelling.text(each), _finite(value))
         return found
 
 
