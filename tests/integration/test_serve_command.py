@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import SettingError
-from slipstream.serve.distributed import CHECKED, handover
+from slipstream.cli.options import Setup
+from slipstream.errors import SettingError, SlipstreamError
+from slipstream.formats import detect
+from slipstream.serve.distributed import CHECKED, ENGINES, handover
+from slipstream.tune import exports
 from slipstream.tune.optimum import PLAIN, Setting
 
 WHERE = {"host": "0.0.0.0", "port": 9000, "folder": "out", "model": "m", "loadable": "org/m"}
@@ -48,6 +51,60 @@ def test_sglang_gets_the_tree() -> None:
         assert words[words.index(flag) + 1] == value
     assert "specforge" in found.convert
     assert any("prompt lookup" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "method"),
+    [("vllm", m) for m in exports._VLLM if m not in ("ngram", "chain")]
+    + [("sglang", m) for m in exports._SGLANG if m not in ("ngram", "chain")],
+)
+def test_every_method_is_converted_to_files_that_exist(engine: str, method: str) -> None:
+    """The dialect has a place for the method's network, and the engine reads it."""
+    found = handover(engine, Setting(method, "chain", 4, 4, 1), source="folder", **WHERE)
+    network = {"eagle2": "eagle", "hass": "eagle", "ddtree": "dflash"}.get(method, method)
+    dialect = detect.dialect_for(found.convert[found.convert.index("--to") + 1], network)
+    reads = {"vllm": "vLLM", "sglang": "SGLang"}[engine]
+    assert reads in dialect.readers or (engine, network) == ("sglang", "dflash")
+    has_note = any("slot j of a block" in note for note in found.notes)
+    assert has_note == (network == "dflash")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_whole_model_drafts_as_it_is(slipstream: object, engine: str) -> None:
+    code, out, err = slipstream(
+        "serve", "--engine", engine, "--method", "chain", "--model", "o/m", "--drafter", "o/small",
+        "--no-start",
+    )  # fmt: skip
+    words = shlex.split(out)
+    assert code == 0 and len(out.splitlines()) == 1 and "convert" not in words, err
+    if engine == "vllm":
+        config = json.loads(words[words.index("--speculative-config") + 1])
+        assert (config["method"], config["model"]) == ("draft_model", "o/small")
+    else:
+        assert words[words.index("--speculative-draft-model-path") + 1] == "o/small"
+
+
+def test_a_small_network_of_our_own_drafts_here_only(slipstream: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "slipstream-language"}')
+    told = ("serve", "--engine", "vllm", "--method", "chain", "--model", "o/m", "--drafter")
+    code, out, err = slipstream(*told, tmp_path)
+    assert (code, out) == (2, "") and "expected a whole model" in err
+    code, out, err = slipstream(*told, "o/small", "--output", tmp_path / "x")
+    assert (code, out) == (2, "") and "loads o/small as it is" in err
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_shifted_block_drafter_is_refused_before_anything_is_done(
+    slipstream: object, engine: str, tmp_path: Path
+) -> None:
+    """Both engines take slot j for token j; what ships says the token after."""
+    (tmp_path / "config.json").write_text('{"dflash_config": {"shift_label": true}}')
+    told = ("serve", "--engine", engine, "--method", "ddtree", "--model", "o/m", "--drafter")
+    code, out, err = slipstream(*told, tmp_path, "--no-start")
+    assert (code, out) == (2, "") and "token after their own" in err and "is_shifted=false" in err
+    (tmp_path / "config.json").write_text('{"dflash_config": {"shift_label": false}}')
+    code, out, err = slipstream(*told, tmp_path, "--no-start")
+    assert code == 0 and out.startswith("slipstream convert"), err
 
 
 def test_plain_and_missing_methods() -> None:
@@ -209,6 +266,33 @@ def test_a_key_that_is_set_to_nothing_is_refused(
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "")
     code, _, err = slipstream("serve", "--engine", "vllm", "--method", "ngram", "--model", "o/m")
     assert code == 2 and "api-key is empty" in err and "unset SLIPSTREAM_API_KEY" in err
+
+
+@pytest.mark.parametrize(
+    ("method", "verifier", "rule"),
+    [
+        ("specinfer", None, "walk"),
+        ("sequoia", None, "walk"),
+        ("specinfer", "with-replacement", "with-replacement"),
+        ("ngram", None, "walk"),
+    ],
+)
+def test_the_rule_is_one_that_load_does_not_change(
+    slipstream: object, monkeypatch: pytest.MonkeyPatch, method: str, verifier: str, rule: str
+) -> None:
+    """Its noise is keyed; another one is used if asked for, with a note."""
+    seen = []
+
+    def load(setup: Setup, **_: object) -> None:
+        seen.append(setup.rule())
+        raise SlipstreamError("seen enough")
+
+    monkeypatch.setattr(Setup, "load", load)
+    monkeypatch.setattr("slipstream.assemble.locate", lambda *_: None)
+    given = () if verifier is None else ("--verifier", verifier)
+    code, _, err = slipstream("serve", "--method", method, "--port", "0", *given)
+    assert (code, seen) == (2, [rule]) and "seen enough" in err
+    assert ("depends on the load" in err) == (rule != "walk")
 
 
 def test_a_taken_port_is_one_error(slipstream: object) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream import assemble
+from slipstream import assemble, methods
 from slipstream.cli import options as o
 from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_name
 from slipstream.cli.handover import hand_over, read_tuned
@@ -29,6 +29,7 @@ OURS = (  # options that no other engine has in these words
 ROWS = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"}
 DTYPES = ("auto", "bfloat16", "float16", "float32")  # that the other engines have
 KEY = "SLIPSTREAM_API_KEY"
+STEADY = "walk"  # the rule whose noise is keyed: the others draw one number after another
 CONTEXT = 4096  # tokens a row has room for unless told otherwise, if the model has as many
 
 
@@ -131,6 +132,8 @@ def serve(
         "lookup": lookup,
     }  # fmt: skip
     chosen, lengths = ({}, {}) if tuned is None else read_tuned(tuned)
+    if engine == "slipstream" and verifier is None:
+        verifier = _verifier((shape | chosen)["method"])
     setup = o.Setup(
         model, drafter=drafter, verifier=verifier, dtype=dtype, device=device, threads=threads,
         width=width, **(shape | chosen),
@@ -148,6 +151,11 @@ def serve(
     if output is not None:
         raise SettingError("output", output, "nothing here", "it goes with --engine vllm or sglang")
     _check_installed()
+    if (rule := setup.rule()) != STEADY:
+        tell(
+            f"note: with verifier {rule} an answer above temperature 0 depends on the load too; "
+            f"leave --verifier out for {STEADY}, with which it depends on its seed alone"
+        )
     listener = socket.create_server((host, port), family=_family(host))
     loaded = setup.load(max_length=max_length)
     if max_length is None:
@@ -159,6 +167,11 @@ def serve(
     )
     server = Server(loaded, name=served_name, limits=limits, api_keys=keys)
     _run(server, listener, host)
+
+
+def _verifier(method: str) -> str | None:
+    """The rule that makes an answer depend on its seed alone, whatever the method's default."""
+    return STEADY if STEADY in methods.get(method).verifiers else None
 
 
 def _keys(given: list[str] | None) -> tuple[str, ...]:
