@@ -110,7 +110,7 @@ def load(
     account = {"revision": revision, "token": token}
     target = _target(model, dtype=dtype, device=device, threads=threads, **account)
     cost = _cost_of(target) if is_auto else None
-    built = drafter if is_own else _build(record, shape, folder, target, cost)
+    built = drafter if is_own else _build(record, shape, folder, target, cost, token=token)
     if lookup:
         built, shape = _with_lookup(built, shape)
     from slipstream.engine.engine import Engine, meter_for
@@ -330,7 +330,13 @@ def _cost_of(target: Target) -> StepCost:
 
 
 def _build(
-    record: Method, shape: Shape, folder: Path | None, target: Target, cost: StepCost | None
+    record: Method,
+    shape: Shape,
+    folder: Path | None,
+    target: Target,
+    cost: StepCost | None,
+    *,
+    token: str | None,
 ) -> Drafter:
     """The method's drafter; it is told what its signature has a place for."""
     from slipstream.target.hardware import return_memory
@@ -345,7 +351,7 @@ def _build(
         children=methods.CHILDREN[shape.verifier],
         cost=cost,
     )
-    told = asdict(shape) | {"growth": growth}
+    told = asdict(shape) | {"growth": growth, "token": token}
     make = drafter if folder is None else partial(drafter.from_checkpoint, folder, target)
     takes = inspect.signature(make).parameters
     built: Drafter = make(**{name: value for name, value in told.items() if name in takes})

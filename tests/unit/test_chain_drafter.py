@@ -117,6 +117,20 @@ def families(tmp_path_factory):
     return places
 
 
+def test_the_token_reaches_a_gated_draft_model(monkeypatch):
+    from slipstream.target import hf
+
+    asked = {}
+
+    def load_target(name, **options):
+        asked[name] = options["token"]
+        return tiny_target(num_hidden_layers=2)
+
+    monkeypatch.setattr(hf, "load_target", load_target)
+    slipstream.load(tiny_target(), "chain", drafter="org/gated@v1", token="secret")
+    assert asked == {"org/gated@v1": "secret"}
+
+
 def test_any_model_of_the_same_tokenizer_drafts(families):
     target = slipstream.load(str(families["target"]), "none", dtype="float32")
     plain = target.generate("go", max_new_tokens=12, raw=True)

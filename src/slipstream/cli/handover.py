@@ -67,23 +67,27 @@ def hand_over(
         key: that opens its API; it is handed to the engine and never printed.
         **listen: address, port and context; see `serve.distributed.handover`.
     """
-    from slipstream.serve.distributed import DIALECTS, handover
+    from slipstream.serve.distributed import PLAIN_READ_OUT, dialect_for, handover
     from slipstream.tune.optimum import Setting
 
     record = methods.get(setup.method)
     wishes = ("tree", "verifier", "budget", "depth", "topk", "width")
     shape = assemble.decide(record, **{name: getattr(setup, name) for name in wishes})
     setting = Setting(record.name, shape.tree, shape.budget, shape.depth, shape.topk, setup.lookup)
-    source = None
-    if record.needs_checkpoint:
+    source, folder = None, str(output or f"{record.name}-for-{engine}")
+    if "huggingface" in record.formats:
+        folder = _whole_model(setup, engine, output)
+    elif record.needs_checkpoint:
         source = setup.drafter or f"zoo:{record.name}"
+    if source is not None and record.name in PLAIN_READ_OUT:
+        _refuse_shifted(source, engine, setup)
     found = handover(
         engine,
         setting,
         model=setup.model,
         loadable=_loadable(setup.model),
         source=source,
-        folder=str(output or f"{record.name}-for-{engine}"),
+        folder=folder,
         lengths=lengths,
         **listen,
     )
@@ -95,12 +99,57 @@ def hand_over(
     if source is not None and output is not None:
         from slipstream.cli.convert import convert
 
-        convert(source=source, output=output, to=DIALECTS[engine], model=setup.model)
+        convert(
+            source=source, output=output, to=dialect_for(engine, record.name), model=setup.model
+        )
         typer.echo(str(found).splitlines()[-1])
     else:
         typer.echo(str(found))
     if start and found.can_start and (source is None or output is not None):
         _become(found.command, engine, key)
+
+
+def _whole_model(setup: o.Setup, engine: str, output: Path | None) -> str:
+    """The model that drafts, as the engine loads it.
+
+    Raises:
+        SettingError: it is a small network of our own, or should be exported.
+    """
+    from slipstream.formats.language import is_ours
+
+    name = setup.drafter
+    if name is None or name.startswith("zoo:") or is_ours(Path(name).expanduser()):
+        raise SettingError(
+            "drafter",
+            name or f"zoo:{setup.method}",
+            f"a whole model: {engine} has no place for this small network of our own",
+            "add --drafter ORG/MODEL, a smaller model of the same family",
+        )
+    if output is not None:
+        raise SettingError(
+            "output", output, f"nothing: {engine} loads {name} as it is", "leave it out"
+        )
+    return _loadable(name)
+
+
+def _refuse_shifted(source: str, engine: str, setup: o.Setup) -> None:
+    """Raises SettingError for a block drafter whose slots say the token after their own.
+
+    What is not on this disk yet is not looked at.
+    """
+    from slipstream.formats.dialects.zlab import is_shifted
+
+    if not source.startswith("zoo:") and not Path(source).expanduser().is_dir():
+        return
+    path = assemble.locate(source, setup.method, setup.model) / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if is_shifted(config):
+        raise SettingError(
+            "drafter",
+            f"{source}, whose slots say the token after their own",
+            f"one that {engine} reads: slot j says token j",
+            "train one with `slipstream train --method dflash --set is_shifted=false`",
+        )
 
 
 def _become(command: tuple[str, ...], engine: str, key: str | None) -> None:

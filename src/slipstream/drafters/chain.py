@@ -53,13 +53,16 @@ class ChainDrafter:
         self.rests_threads = getattr(rollout, "rests_threads", False)
 
     @classmethod
-    def from_checkpoint(cls, folder: Path | str, target: Target, growth: Growth) -> Self:
+    def from_checkpoint(
+        cls, folder: Path | str, target: Target, growth: Growth, *, token: str | None = None
+    ) -> Self:
         """Read a draft language model and fit it to a target.
 
         Args:
             folder: of our own checkpoint, or any Hugging Face model: a folder, a name, an id.
             target: whose text is drafted.
             growth: of the trees.
+            token: of Hugging Face, for a private or gated model.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -71,7 +74,9 @@ class ChainDrafter:
             from slipstream.target.hf import load_target
 
             spec, threads = target.spec, torch.get_num_threads()
-            draft = load_target(str(folder), dtype=spec.dtype, device=spec.device, threads=threads)
+            draft = load_target(
+                str(folder), dtype=spec.dtype, device=spec.device, threads=threads, token=token
+            )
             return cls.from_target(draft, target, growth)
         return cls.from_model(language.read(Path(folder)), target, growth)
 

@@ -18,6 +18,16 @@ from slipstream.tune.optimum import PLAIN, Setting
 
 ENGINES = ("vllm", "sglang")
 DIALECTS = {"vllm": "vllm", "sglang": "specforge"}
+"""What an engine's drafters are converted to, `BLOCKS` aside."""
+BLOCKS = {
+    ("vllm", "dflash"): "speculators",
+    ("vllm", "ddtree"): "speculators",
+    ("vllm", "dspark"): "speculators",
+    ("sglang", "dflash"): "dflash",
+    ("sglang", "ddtree"): "dflash",
+}
+PLAIN_READ_OUT = ("dflash", "ddtree")
+"""Methods whose drafters both engines read one way: slot j says token j."""
 CHECKED = {"vllm": "0.32", "sglang": "0.5.23"}  # the versions whose flags were read
 
 
@@ -62,8 +72,9 @@ def handover(
         setting: method and tree.
         model: as we call it.
         loadable: an id or a path that the engine can load itself.
-        source: our drafter's folder or zoo name; None for methods without a network.
-        folder: where the exported drafter lies or will lie.
+        source: our drafter's folder or zoo name; None where nothing has to be exported: methods
+            without a network, and whole models that draft.
+        folder: where the exported drafter lies or will lie, or the model that drafts.
         host: address to listen on.
         port: of it.
         max_length: context, tokens.
@@ -85,11 +96,21 @@ def handover(
     convert: tuple[str, ...] = ()
     if source is not None:
         convert = (
-            "slipstream", "convert", "--from", source, "--to", DIALECTS[engine],
+            "slipstream", "convert", "--from", source, "--to", dialect_for(engine, setting.method),
             "--model", model, "--output", folder,
         )  # fmt: skip
     notes = [_about_version(engine), *_differences(engine, setting, lengths or {})]
     return Handover((*words, *speculation), convert, tuple(notes), is_checked(engine))
+
+
+def dialect_for(engine: str, method: str) -> str:
+    """The dialect in which an engine reads a method's drafters.
+
+    Example:
+        >>> dialect_for("vllm", "eagle3"), dialect_for("vllm", "dspark")
+        ('vllm', 'speculators')
+    """
+    return BLOCKS.get((engine, method), DIALECTS[engine])
 
 
 def installed(engine: str) -> str | None:
@@ -139,6 +160,11 @@ def _differences(engine: str, setting: Setting, lengths: Mapping[int, int]) -> l
     if engine == "vllm" and setting.tree not in ("chain", PLAIN.tree):
         length = max([setting.depth, *lengths.values()])
         notes.append(f"vLLM drafts chains: the {setting.tree} tree becomes a chain of {length}")
+    if setting.method in PLAIN_READ_OUT:
+        notes.append(
+            f"{engine} takes slot j of a block for token j: a drafter that was trained with "
+            "is_shifted cannot be served there"
+        )
     if setting.lookup:
         notes.append(f"{engine} does not unite a drafter with prompt lookup: it is left out")
     if engine == "vllm" and not lengths:
