@@ -1,4 +1,4 @@
-"""Log-probabilities name every token by its true bytes, also where it is no whole character."""
+"""Answers' JSON: every token by its true bytes, also half characters; speculation as vLLM counts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from chats import PLAIN, byte_tokenizer
 from slipstream.engine.request import TokenScore
 from slipstream.engine.text import Verbatim
-from slipstream.serve.replies import LEAST, ChatScores, CompletionScores, Spelling
+from slipstream.serve.replies import LEAST, ChatScores, CompletionScores, Spelling, speculation
 from slipstream.target.tokens import TargetTokenizer
 
 END = 257
@@ -77,3 +77,19 @@ def test_the_sampled_token_is_among_the_top(tokenizer: TargetTokenizer) -> None:
     assert scores([b], [TokenScore(-2.0, ((a, -0.5), (b, -2.0)))])["top_logprobs"] == [
         {"same": -0.5}
     ]
+
+
+def test_passes_that_drafted_nothing_are_no_steps_of_speculation() -> None:
+    """Ten passes, four of which drafted three nodes each; two of them kept one, one kept two."""
+    result = SimpleNamespace(
+        num_draft_nodes=12, num_draft_steps=4, num_target_passes=10, num_accepted=4,
+        reach=(0.3, 0.1, 0.0),
+    )  # fmt: skip
+    told = speculation([result, result], depth=3)
+    assert told["mean_acceptance_length"] == 2.0 and told["num_spec_steps"] == 8
+    assert told["acceptance_histogram"] == [2, 4, 2, 0]
+    idle = SimpleNamespace(
+        num_draft_nodes=0, num_draft_steps=0, num_target_passes=3, num_accepted=0, reach=()
+    )
+    assert speculation([result, idle], depth=3)["mean_acceptance_length"] == 2.0
+    assert speculation([idle], depth=3) is None
