@@ -148,6 +148,7 @@ def test_features_of_another_model_with_the_same_sizes_are_refused(
         max_position_embeddings=256,
     ).save_pretrained(other)  # fmt: skip
     tokenizer.save_pretrained(other)
+    answers.with_name("answers.jsonl.settings.json").unlink()  # it says whose answers they are
     assert slipstream(
         "data", "extract", "--data", answers, "--output", store, "--model", other
     )[0] == 0  # fmt: skip

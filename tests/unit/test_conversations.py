@@ -16,6 +16,7 @@ from chats import (
     TAGS_THE_END,
     TAGS_THE_TURN,
     TEXT_MARKERS,
+    TOOLS,
     byte_tokenizer,
 )
 from slipstream.data.conversations import Conversation, Message, read_rows
@@ -93,6 +94,31 @@ def test_prompt_dialects_and_token_rows(tmp_path):
     assert [m.content for m in first.messages] == ["one", "two"] and not first.has_answer
     assert second.messages == (Message("user", "one"),)
     assert (third.prompt_ids, third.response_ids, third.finish) == ((1, 2), (3,), "length")
+
+
+def test_an_answer_that_calls_tools_is_kept_as_history_and_not_half_learned(tmp_path):
+    call = {"type": "function", "function": {"name": "now", "arguments": {"zone": "UTC"}}}
+    turns = [
+        {"role": "user", "content": "time?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "12:00"},
+        {"role": "assistant", "content": "noon", "tool_calls": []},
+    ]
+    path = write(tmp_path, json.dumps({"prompt": "x"}) + "\n" + json.dumps({"messages": turns}))
+    _, row = read_rows(path)
+    assert row.messages[1].to_dict() == turns[1] | {"content": ""}
+    assert Message.from_dict(row.messages[1].to_dict()) == row.messages[1]
+    tokenizer = byte_tokenizer(TOOLS)
+    with pytest.raises(DataError, match=r"row rows:2 \(line 2\): an answer has tool_calls"):
+        supervise(row, tokenizer, max_length=999)
+    last = supervise(row, tokenizer, max_length=999, last_turn_only=True)
+    assert supervised_text(tokenizer, last) == ["noon<|end|>"]
+    assert '<tool_call>{"name": "now", "arguments": {"zone": "UTC"}}' in tokenizer.decode(
+        last.tokens
+    )
+    turns[1]["tool_calls"] = "now()"
+    with pytest.raises(DataError, match=r"line 1: messages\[1\].tool_calls is text"):
+        list(read_rows(write(tmp_path, json.dumps({"messages": turns}))))
 
 
 def test_bom_crlf_blank_lines_and_odd_unicode(tmp_path):

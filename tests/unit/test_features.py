@@ -155,6 +155,70 @@ def test_a_chat_teaches_every_answer_or_the_last(target, data):
     assert learned(every, 1) == learned(last, 1) == "hello you"
 
 
+def test_a_part_that_was_killed_is_not_merged(target, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("slipstream.data.extract.ROWS_PER_SHARD", 1)
+    parts = [tmp_path / f"part-{i}" for i in range(2)]
+    extract(target, data, parts[0], shard="0/2")
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        extract(target, data, parts[1], shard="1/2", on_progress=killed)
+    with pytest.raises(DataError, match=r"part-1 is not whole: 1 of 2 rows are done"):
+        merge(parts, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    extract(target, data, parts[1], shard="1/2", resume=True)
+    assert merge(parts, tmp_path / "merged").num_rows == 4
+    index = json.loads((parts[1] / "index.json").read_text())
+    del index["planned_rows"]  # as older stores, which cannot tell
+    (parts[1] / "index.json").write_text(json.dumps(index))
+    assert merge(parts, tmp_path / "again").num_rows == 4
+
+
+def write_tokens(path, *rows, **settings):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    if settings:
+        path.with_name(f"{path.name}.settings.json").write_text(json.dumps(settings))
+    return path
+
+
+def test_tokens_of_another_model_are_refused_before_anything_is_written(target, tmp_path):
+    """Ids that the model has not, and ids whose origin is told beside them."""
+    row = {"prompt_ids": [70, 71], "response_ids": [72, 257]}
+    foreign = write_tokens(tmp_path / "a.jsonl", row, row | {"response_ids": [9000]})
+    with pytest.raises(DataError, match="token id 9000 is outside the model's vocabulary of 261"):
+        extract(target, foreign, tmp_path / "store")
+    with pytest.raises(DataError, match="token id 9000"):
+        online(target, foreign)
+    assert not (tmp_path / "store").exists()
+    ours = {"model": "somewhere/Tiny", "template": target.tokenizer.fingerprint,
+            "template_mode": {}}  # fmt: skip
+    assert len(extract(target, write_tokens(foreign, row, **ours), tmp_path / "store")) == 1
+    for changes, says in (
+        ({"model": "else/big"}, "model else/big, this run has tiny"),
+        ({"template": "0123"}, "template 0123, this run has"),
+        ({"template_mode": {"enable_thinking": False}}, "template mode {'enable_thinking': False}"),
+    ):
+        data = write_tokens(tmp_path / "b.jsonl", row, **ours | changes)
+        with pytest.raises(DataError, match=says):
+            extract(target, data, tmp_path / "other")
+    chats = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    data = write_tokens(tmp_path / "c.jsonl", chats, **ours | {"template": "0123"})
+    assert len(extract(target, data, tmp_path / "chats")) == 1  # tokenised here and now
+
+
+def test_tokenised_text_is_not_taken_for_the_targets_choices(target, tmp_path):
+    row = {"prompt_ids": [70, 71], "response_ids": [72, 73, 257]}
+    rows = row, row | {"retokenised": True}, row | {"temperature": 1.0}
+    emitted, *others = extract(target, write_tokens(tmp_path / "a", *rows), tmp_path / "s").take(
+        range(3)
+    )
+    assert emitted.best[1:-1].tolist() == row["response_ids"]
+    assert all(torch.equal(other.best, others[0].best) for other in others)
+    assert not torch.equal(emitted.best, others[0].best)
+
+
 def test_bits_are_checked():
     from slipstream.cli.data import extract as command
 
@@ -176,6 +240,9 @@ def test_shards_of_several_machines_become_one_store(target, data, tmp_path):
     assert ours == theirs
     assert torch.equal(store.vocabulary_counts([]), whole.vocabulary_counts([]))
     assert torch.equal(store.readout().embedding, whole.readout().embedding)
+    for some, found in ((parts[:2], "0/3, 1/3"), (parts[1:], "1/3, 2/3")):
+        with pytest.raises(DataError, match=f"found shards {found}, expected all of 0/3 to 2/3"):
+            merge(some, tmp_path / "some")
     with pytest.raises(DataError, match="given twice"):
         merge([parts[0], parts[0]], tmp_path / "twice")
     other = tmp_path / "other"

@@ -111,6 +111,22 @@ def test_several_turns_are_answered_turn_by_turn(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("change", ["mode", "template", "history"])
+def test_answers_under_another_template_or_history_are_not_mixed(tmp_path, change):
+    out, engine = tmp_path / "answers.jsonl", Shouter()
+    tokenizer = engine.target.tokenizer
+    tokenizer.fingerprint, tokenizer.template_mode = "abc", {"enable_thinking": True}
+    regenerate(engine, prompts("a"), out)
+    assert regenerate(engine, prompts("a", "b"), out).rows == 1
+    if change == "mode":
+        tokenizer.template_mode = {"enable_thinking": False}
+    elif change == "template":
+        tokenizer.fingerprint = "def"
+    with pytest.raises(OutputError, match=r"was made with (template|keep_history)"):
+        regenerate(engine, prompts("a", "b", "c"), out, keep_history=change == "history")
+    assert len(rows_of(out)) == 2
+
+
 def test_a_killed_run_resumes_to_the_same_rows(tmp_path):
     texts = [Conversation("x", (Message("user", "a"), Message("user", "b")))]
     texts += prompts(*[f"prompt {i}" for i in range(40)])

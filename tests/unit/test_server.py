@@ -99,14 +99,40 @@ def test_answers_carry_the_ids_that_were_asked_and_said(url, prompts, tmp_path):
 def test_text_without_ids_is_tokenised_and_counted(url, prompts, tmp_path, monkeypatch):
     _, _, with_ids = answer(url, prompts, tmp_path / "with.jsonl")
     monkeypatch.setattr(Stub, "gives_ids", False)
-    engine, _, without = answer(url, prompts, tmp_path / "without.jsonl")
+    engine, report, without = answer(url, prompts, tmp_path / "without.jsonl")
+    assert all(row.pop("retokenised") for row in without)
     assert sorted(map(str, with_ids)) == sorted(map(str, without)) and engine.num_retokenised == 3
+    assert report.counts["retokenised"] == 3
+    assert all(row.is_retokenised for row in read_rows(tmp_path / "without.jsonl"))
 
 
 def test_a_busy_server_is_asked_again(url, prompts, tmp_path):
     Stub.broken = 2
     _, report, _ = answer(url, prompts, tmp_path / "answers.jsonl")
     assert report.rows == 3
+
+
+def test_a_reply_that_breaks_off_is_asked_for_again(url, prompts, tmp_path, monkeypatch):
+    """`IncompleteRead` is neither an OSError nor a ValueError."""
+    whole, left = Stub.reply, [2]
+
+    def cut(self, value):
+        if self.command == "GET" or not left[0]:
+            return whole(self, value)
+        left[0] -= 1
+        self.send_response(200)
+        self.send_header("Content-Length", "999")
+        self.end_headers()
+        return self.wfile.write(b"{")
+
+    monkeypatch.setattr(Stub, "reply", cut)
+    _, report, _ = answer(url, prompts, tmp_path / "answers.jsonl")
+    assert report.rows == 3 and not left[0]
+
+
+def test_an_address_that_is_none_is_told():
+    with pytest.raises(DataError, match="does not answer"):
+        ServerAnswerer("http://127.0.0.1:80 80", tokenizer(), name="tiny", max_length=64)
 
 
 def test_no_server_is_told_at_once(url, monkeypatch):

@@ -104,7 +104,9 @@ class Run:
         if not data.is_dir():
             self._bind(making)  # before a store is made longer or shorter by them
         if is_online:
-            planned = plan_texts(data, tokenizer, max_length=self.config.max_length, **making)
+            planned = plan_texts(
+                data, tokenizer, model=spec.name, max_length=self.config.max_length, **making
+            )
             self.store: Store | OnlineStore = OnlineStore(
                 self.target, self.readout, planned, name=spec.name, taps=self.taps
             )

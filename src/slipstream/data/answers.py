@@ -1,8 +1,9 @@
 """The answers file on disk: appended row by row, valid after a kill at any moment.
 
 One JSON object per line: `id`, `source`, `prompt_ids`, `response_ids` (end-of-turn token
-included), `finish` ("stop" or "length"), `messages`, and `temperature` where it is not 0. Beside
-it, `<name>.settings.json` says what the answers were made with, so that a resumed run cannot mix.
+included), `finish` ("stop" or "length"), `messages`, `temperature` where it is not 0, and
+`retokenised` where the answer came as text, so that its ids may not be those emitted. Beside it,
+`<name>.settings.json` says what the answers were made with, so that a resumed run cannot mix.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class AnswersFile:
     @property
     def settings_path(self) -> Path:
         """Where the settings are."""
-        return self.path.with_name(self.path.name + ".settings.json")
+        return settings_path(self.path)
 
     def append(
         self,
@@ -85,6 +86,7 @@ class AnswersFile:
         finish: str,
         messages: Sequence[Message],
         temperature: float = 0.0,
+        is_retokenised: bool = False,
     ) -> None:
         """Write one row whole and flush it.
 
@@ -101,6 +103,8 @@ class AnswersFile:
         }
         if temperature:
             row["temperature"] = temperature
+        if is_retokenised:
+            row["retokenised"] = True
         start = self._file.tell()
         try:
             self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
@@ -112,7 +116,7 @@ class AnswersFile:
             ) from error
         self._where[row_id] = start
 
-    def messages(self, row_id: str) -> list[dict[str, str]]:
+    def messages(self, row_id: str) -> list[dict[str, Any]]:
         """The chat of a stored row, its answer last."""
         with self.path.open("rb") as file:
             file.seek(self._where[row_id])
@@ -143,12 +147,7 @@ class AnswersFile:
         )
 
     def _check_settings(self, settings: Mapping[str, Any]) -> None:
-        if not self.settings_path.exists():
-            return
-        try:
-            found = json.loads(self.settings_path.read_text(encoding="utf-8"))
-        except ValueError:
-            return
+        found = read_settings(self.path)
         for name, value in settings.items():
             if name in found and found[name] != value:
                 raise OutputError(
@@ -160,3 +159,17 @@ class AnswersFile:
         temporary = self.settings_path.with_name(f".{self.settings_path.name}.{os.getpid()}.tmp")
         temporary.write_text(json.dumps(dict(settings), indent=1) + "\n", encoding="utf-8")
         temporary.replace(self.settings_path)
+
+
+def settings_path(answers: Path) -> Path:
+    """Where the settings of an answers file are."""
+    return answers.with_name(answers.name + ".settings.json")
+
+
+def read_settings(answers: Path) -> dict[str, Any]:
+    """What answers were made with; empty where nothing says so."""
+    try:
+        found = json.loads(settings_path(answers).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -52,18 +52,32 @@ class Message:
         role: user, assistant, system, developer or tool.
         content: its text.
         reasoning: the assistant's thoughts, where the data keeps them apart.
+        tool_calls: what the assistant calls, as OpenAI describes it; for templates.
     """
 
     role: str
     content: str
     reasoning: str | None = None
+    tool_calls: tuple[Any, ...] = ()
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, Any]:
         """The form chat templates read."""
-        plain = {"role": self.role, "content": self.content}
+        plain: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.reasoning is not None:
             plain["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            plain["tool_calls"] = list(self.tool_calls)
         return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Message:
+        """The turn that `to_dict` wrote."""
+        return cls(
+            plain["role"],
+            plain["content"],
+            plain.get("reasoning_content"),
+            tuple(plain.get("tool_calls", ())),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,7 @@ class Conversation:
         prompt_ids: tokens of the prompt, for rows that were tokenised when answered.
         response_ids: tokens of the answer, end-of-turn token included.
         temperature: at which the answer was sampled; 0 is greedy.
+        is_retokenised: the answer came as text: its ids may not be those that were emitted.
         line: line number in the file, from 1.
     """
 
@@ -88,6 +103,7 @@ class Conversation:
     prompt_ids: tuple[int, ...] | None = None
     response_ids: tuple[int, ...] | None = None
     temperature: float = 0.0
+    is_retokenised: bool = False
     line: int = 0
 
     @property
@@ -199,6 +215,7 @@ def _conversation(row: dict[str, Any], where: str, *, default_id: str, line: int
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         temperature=_number(row, "temperature", where),
+        is_retokenised=bool(row.get("retokenised")),
         line=line,
     )
 
@@ -256,11 +273,17 @@ def _message(turn: object, key: str, where: str) -> Message:
             f"{where}: {key} has role {turn[role_key]!r}, expected one of {', '.join(ROLES)}",
             "rename the role",
         )
-    reasoning = turn.get("reasoning_content")
+    reasoning, calls = turn.get("reasoning_content"), turn.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise DataError(
+            f"{where}: {key}.tool_calls is {_kind(calls)}, expected a list", "fix the line"
+        )
+    said = "" if calls and turn[text_key] is None else turn[text_key]
     return Message(
         role,
-        _text(turn[text_key], f"{key}.{text_key}", where),
+        _text(said, f"{key}.{text_key}", where),
         None if reasoning is None else _text(reasoning, f"{key}.reasoning_content", where),
+        tuple(calls),
     )
 
 

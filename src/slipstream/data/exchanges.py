@@ -61,9 +61,7 @@ def open_exchanges(
             continue
         if exchange.num_answers:
             last = answers.messages(answer_id(row.id, exchange.num_answers))
-            exchange.said = [
-                Message(m["role"], m["content"], m.get("reasoning_content")) for m in last
-            ]
+            exchange.said = [Message.from_dict(message) for message in last]
         exchanges[row.id] = exchange
     return list(exchanges.values())
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from slipstream.data.answers import read_settings, settings_path
 from slipstream.data.conversations import Conversation, read_rows
 from slipstream.data.loops import loop_start
 from slipstream.data.store import (
@@ -24,7 +25,7 @@ from slipstream.data.store import (
     is_before_index,
     read_index,
 )
-from slipstream.data.supervise import supervise
+from slipstream.data.supervise import check_ids, supervise
 from slipstream.errors import DataError, OutputError, SettingError
 from slipstream.models.readout import Readout
 
@@ -108,6 +109,7 @@ def prepare(
         if loops == "cut":
             tokens, mask = tokens[: first + loop], mask[: first + loop]
     own = conversation.response_ids is not None and not conversation.temperature
+    own = own and not conversation.is_retokenised
     return Text(tokens, mask, greedy=own)
 
 
@@ -146,6 +148,7 @@ def plan_texts(
     loops: str = "cut",
     last_turn_only: bool = False,
     shard: str | None = None,
+    model: str | None = None,
 ) -> Planned:
     """Tokens and masks of a data file's rows.
 
@@ -159,13 +162,17 @@ def plan_texts(
         loops: `keep`, `cut` or `drop`.
         last_turn_only: learn from the last answer of a row only.
         shard: "I/N" takes rows I, I+N, I+2N, ... of those.
+        model: the target's name; None where any model's answers will do.
 
     Raises:
         SettingError: a shard that is not one.
-        DataError: a row cannot be read, or the file teaches nothing.
+        DataError: a row cannot be read, the file teaches nothing, or its tokens are of another
+            model or template.
     """
     counts: Counter[str] = Counter()
     rows = list(_slice(read_rows(data), skip, limit))[shard_of(shard)]
+    if any(row.is_tokenised for row in rows):
+        _check_origin(Path(data), tokenizer, model)
     making = {"max_length": max_length, "max_prompt": max_prompt, "loops": loops}
     texts = [
         prepare(row, tokenizer, **making, last_turn_only=last_turn_only, counts=counts)
@@ -179,6 +186,29 @@ def plan_texts(
     if not planned.num_tokens:
         raise DataError(f"{data} has no supervised token in {len(rows)} rows", f"counts: {counts}")
     return planned
+
+
+def _check_origin(data: Path, tokenizer: Any, model: str | None) -> None:
+    """Raises DataError where rows with token ids were made for another model, template or mode.
+
+    A model's name may be a path, which differs from one machine to the next; its end counts.
+    """
+    made = read_settings(data)
+    ours = {
+        "template": getattr(tokenizer, "fingerprint", None),
+        "template_mode": dict(getattr(tokenizer, "template_mode", None) or {}),
+        "model": model and Path(model).name.lower(),
+    }
+    theirs = made | {"model": Path(made.get("model") or "").name.lower()}
+    for name, mine in ours.items():
+        found = theirs.get(name)
+        if mine is not None and found not in (None, "") and found != mine:
+            raise DataError(
+                f"{data} holds tokens made with {name.replace('_', ' ')} {made[name]}, this run "
+                f"has {model if name == 'model' else mine}",
+                "give the same --model and --thinking, or let this model answer the prompts; to "
+                f"take the tokens as they are, delete {settings_path(data).name}",
+            )
 
 
 def shard_of(text: str | None) -> slice:
@@ -242,12 +272,15 @@ def extract_shards(
 
     Raises:
         OutputError: the folder exists and `resume` is off, or the disk is too small.
-        DataError: the file teaches nothing, or the folder was made from another file or with
-            other settings (`limit` may change).
+        DataError: the file teaches nothing or holds ids that the target has not, or the folder
+            was made from another file or with other settings (`limit` may change).
     """
-    planned = plan_texts(data, tokenizer, **making)
+    planned = plan_texts(data, tokenizer, model=name, **making)
     texts = planned.texts
+    for text in texts:
+        check_ids(text.tokens if text else (), readout.embedding.shape[0])
     writer = _open_writer(folder, name, taps, readout, planned, bits, resume=resume)
+    writer.index.planned_rows = len(texts)
     left = [text for text in texts[writer.index.source_rows :] if text]
     num_tokens = sum(len(text.tokens) for text in left)
     size = num_tokens * bytes_per_token(len(taps), readout.embedding.shape[1], bits)

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from slipstream.data.supervise import Supervised
-from slipstream.errors import DataError
+from slipstream.data.supervise import Supervised, check_ids
 
 FOREIGN = 0.15  # nats/token above the entropy from which answers count as somebody else's
 
@@ -60,11 +59,7 @@ def answer_likelihood(target: Any, rows: Sequence[Supervised]) -> Likelihood | N
     sums = torch.zeros(3, dtype=torch.float64)  # nll, entropy, agreement
     num_tokens = 0
     for row in rows:
-        if max(row.tokens, default=0) >= vocab_size:
-            raise DataError(
-                f"token id {max(row.tokens)} is outside the model's vocabulary of {vocab_size}",
-                "the rows were tokenised for another model: regenerate them with this one",
-            )
+        check_ids(row.tokens, vocab_size)
         where = [t - 1 for t, is_on in enumerate(row.mask) if is_on and t > 0]
         if not where:
             continue

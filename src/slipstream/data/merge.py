@@ -26,18 +26,14 @@ def merge(parts: Sequence[Path], output: Path) -> StoreIndex:
 
     Raises:
         OutputError: the output exists and is not empty.
-        DataError: a part is no store, is given twice, or does not fit the first.
+        DataError: a part is no store, is given twice, misses rows or does not fit the first, or a
+            shard is missing.
     """
     if output.exists() and any(output.iterdir()):
         raise OutputError(f"{output} exists and is not empty", "choose another --output")
     indices = [read_index(part) for part in parts]
     first = indices[0]
-    seen: set[object] = set()
     for part, index in zip(parts, indices, strict=True):
-        shard = index.settings.get("shard")
-        if shard in seen:
-            raise DataError(f"{part} holds shard {shard}, which is given twice", "leave one out")
-        seen.add(shard)
         ours, theirs = _comparable(index), _comparable(first)
         for name in ours.keys() | theirs.keys():
             if ours.get(name) != theirs.get(name):
@@ -46,6 +42,7 @@ def merge(parts: Sequence[Path], output: Path) -> StoreIndex:
                     f"{theirs.get(name)}",
                     "extract the shards of one file with the same settings",
                 )
+    _check_whole(parts, indices)
     whole = StoreIndex(**{name: getattr(first, name) for name in SAME})
     whole.settings = first.settings | {"shard": None}
     counts: Counter[str] = Counter()
@@ -57,12 +54,36 @@ def merge(parts: Sequence[Path], output: Path) -> StoreIndex:
             _link(part / shard["file"], output / name)
             whole.shards.append({"file": name, "offsets": shard["offsets"]})
         whole.source_rows += index.source_rows
+        whole.planned_rows = whole.source_rows
         counts.update(index.counts)
     whole.counts = dict(counts)
     stored = [load_file(part / "counts.safetensors")["counts"] for part in parts]
     save_tensors({"counts": sum(stored)}, output / "counts.safetensors")
     StoreWriter(output, whole).append([], source_rows=whole.source_rows)
     return whole
+
+
+def _check_whole(parts: Sequence[Path], indices: Sequence[StoreIndex]) -> None:
+    """Raises DataError unless the parts are all shards of a file, each of them whole."""
+    names = [str(index.settings.get("shard") or "0/1") for index in indices]
+    seen: set[str] = set()
+    for part, index, name in zip(parts, indices, names, strict=True):
+        if name in seen:
+            raise DataError(f"{part} holds shard {name}, which is given twice", "leave one out")
+        seen.add(name)
+        planned = index.planned_rows
+        if planned is not None and index.source_rows != planned:
+            raise DataError(
+                f"{part} is not whole: {index.source_rows} of {planned} rows are done",
+                "finish it with its `slipstream data extract` command and --resume",
+            )
+    count = int(names[0].partition("/")[2])
+    missing = [name for i in range(count) if (name := f"{i}/{count}") not in seen]
+    if missing or len(seen) != count:
+        raise DataError(
+            f"found shards {', '.join(names)}, expected all of 0/{count} to {count - 1}/{count}",
+            "extract the missing ones first, and give every shard",
+        )
 
 
 def _comparable(index: StoreIndex) -> dict[str, object]:

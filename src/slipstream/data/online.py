@@ -14,6 +14,7 @@ from torch import Tensor
 
 from slipstream.data.extract import FeatureSource, Planned, features_of
 from slipstream.data.store import Sample, StoreIndex
+from slipstream.data.supervise import check_ids
 from slipstream.models.readout import Readout
 
 
@@ -26,6 +27,9 @@ class OnlineStore:
         planned: the texts of the data file.
         name: the target's name.
         taps: indices into its hidden states.
+
+    Raises:
+        DataError: a text holds ids that the target has not.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class OnlineStore:
     ) -> None:
         self._target, self._readout = target, readout
         self._texts = [text for text in planned.texts if text]
+        for text in self._texts:
+            check_ids(text.tokens, readout.embedding.shape[0])
         self.taps = taps
         vocab_size, hidden_size = readout.embedding.shape
         self.index = StoreIndex(

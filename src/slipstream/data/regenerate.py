@@ -80,7 +80,7 @@ class Regenerated:
         seconds: wall clock.
         bytes: size of the whole file.
         counts: `already_there`, `long_prompts_skipped`, `duplicates_skipped`, `no_user_turn`,
-            `refused_by_template`, `failed`, `truncated_answers`, `loops`.
+            `refused_by_template`, `failed`, `truncated_answers`, `loops`, `retokenised`.
     """
 
     path: Path
@@ -143,6 +143,9 @@ def regenerate(
         "top_k": sampling.top_k,
         "top_p": sampling.top_p,
         "seed": sampling.seed,
+        "template": getattr(engine.target.tokenizer, "fingerprint", None),
+        "template_mode": dict(engine.target.tokenizer.template_mode or {}),
+        "keep_history": keep_history,
     }
     chosen = list(_take(rows, limit))
     if not chosen:
@@ -246,6 +249,7 @@ class _Run:
                 finish=result.finish_reason,
                 messages=answered,
                 temperature=self.sampling.temperature,
+                is_retokenised=getattr(result, "is_retokenised", False),
             )
             exchange.said = answered
             exchange.num_answers += 1
@@ -253,6 +257,8 @@ class _Run:
             report.tokens += len(response)
             report.counts["truncated_answers"] += result.finish_reason == "length"
             report.counts["loops"] += ends_in_loop(response)
+            if getattr(result, "is_retokenised", False):
+                report.counts["retokenised"] += 1
         self.done += not exchange.waiting
         if self.on_progress:
             self.on_progress(

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from http.client import HTTPException
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ class ServedAnswer:
     text: str
     finish_reason: str
     error: str | None = None
+    is_retokenised: bool = False
 
 
 class ServerAnswerer:
@@ -95,6 +97,7 @@ class ServerAnswerer:
                 for done in as_completed(waiting):
                     answer = done.result()
                     answers[answer.prompt_index] = answer
+                    self.num_retokenised += answer.is_retokenised
                     if on_result:
                         on_result(answer)
             except BaseException:
@@ -123,14 +126,15 @@ class ServerAnswerer:
             return ServedAnswer(index, prompt, (), "", "error", error=str(error))
         finish = "stop" if choice.get("finish_reason") == "stop" else "length"
         ids = choice.get("token_ids")
-        if ids is None:
+        is_text = ids is None
+        if is_text:
             ids = self._tokenise(choice.get("text", ""), is_ended=finish == "stop")
         shown = self.target.tokenizer.decode(ids)
-        return ServedAnswer(index, prompt, tuple(map(int, ids)), shown, finish)
+        ids = tuple(map(int, ids))
+        return ServedAnswer(index, prompt, ids, shown, finish, is_retokenised=is_text)
 
     def _tokenise(self, text: str, *, is_ended: bool) -> list[int]:
         """Ids of a text that came without; an ended answer gets its end-of-turn token."""
-        self.num_retokenised += 1
         inner = self.target.tokenizer.inner
         ids = list(inner.encode(text, add_special_tokens=False))
         end = inner.eos_token_id
@@ -156,12 +160,19 @@ class ServerAnswerer:
                 with urllib.request.urlopen(asked, timeout=SECONDS) as reply:
                     return json.load(reply)
             except urllib.error.HTTPError as error:
-                said = error.read().decode("utf-8", "replace")[:200]
-                problem = f"{self.url}{path} says {error.code}: {said}"
+                problem = f"{self.url}{path} says {error.code}: {_said(error)}"
                 if error.code < 500 and error.code != 429:
                     break
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, HTTPException) as error:
                 problem = f"{self.url}{path} does not answer: {getattr(error, 'reason', error)}"
             if attempt + 1 < RETRIES:
                 time.sleep(2.0**attempt)
         raise DataError(problem, "check that the server runs and that the address is right")
+
+
+def _said(error: urllib.error.HTTPError) -> str:
+    """What came with a refusal, as much of it as arrived."""
+    try:
+        return error.read().decode("utf-8", "replace")[:200]
+    except (OSError, HTTPException):
+        return "nothing more"

@@ -59,6 +59,7 @@ class StoreIndex:
         hidden_size: D.
         vocab_size: V.
         source_rows: rows of the data file consumed, skipped ones included (resume point).
+        planned_rows: rows that it will have consumed when it is whole; None in older stores.
         source_hash: identifies the data file.
         shards: {file, offsets} per shard, offsets [rows + 1].
         counts: of what was skipped or cut, by reason.
@@ -77,6 +78,7 @@ class StoreIndex:
     counts: dict[str, int] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     bits: int = 16
+    planned_rows: int | None = None
     version: int = VERSION
 
     @property

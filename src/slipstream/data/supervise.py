@@ -81,6 +81,7 @@ def supervise(
         mask = [False] * len(conversation.prompt_ids) + [True] * len(response)
         return _cut(tokens, mask, max_length, skipped=0, mode="token ids")
     messages = [message.to_dict() for message in conversation.messages]
+    _refuse_calls(conversation, messages[-1:] if last_turn_only else messages)
     while messages and messages[0]["role"] == "assistant":  # nothing asked for it
         messages.pop(0)
     while messages and messages[-1]["role"] != "assistant":
@@ -98,6 +99,17 @@ def supervise(
             return _cut(tokens, mask, max_length, skipped=skipped, mode="generation tags")
     tokens, mask, skipped = _by_prefixes(chat, messages, last_turn_only)
     return _cut(tokens, mask, max_length, skipped=skipped, mode="prefix rendering")
+
+
+def _refuse_calls(conversation: Conversation, learned: Sequence[Mapping[str, Any]]) -> None:
+    """An answer that calls tools is more than its content, which is all that is supervised."""
+    if any(message["role"] == "assistant" and message.get("tool_calls") for message in learned):
+        raise DataError(
+            f"row {conversation.id} (line {conversation.line}): an answer has tool_calls, which "
+            "would be left out of what is learned",
+            "leave the row out, write calls into the content as the model emits them, or let the "
+            "model answer with `slipstream data regenerate`",
+        )
 
 
 class Chat:
@@ -129,7 +141,7 @@ class Chat:
         texts = template.values() if isinstance(template, Mapping) else [template]
         return any("generation %}" in text or "generation -%}" in text for text in texts)
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, is_prompt: bool) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], *, is_prompt: bool) -> str:
         """The template's text; `is_prompt` adds the generation prompt."""
         return self._apply(messages, tokenize=False, add_generation_prompt=is_prompt)
 
@@ -143,7 +155,7 @@ class Chat:
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
 
-    def tagged(self, messages: Sequence[Mapping[str, str]]) -> tuple[list[int], list[bool]]:
+    def tagged(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[int], list[bool]]:
         """Ids and the template's own mask."""
         out = self._apply(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
@@ -158,7 +170,7 @@ class Chat:
         """An error that names the row."""
         return DataError(f"row {self.row}: the chat template {what}", hint)
 
-    def _apply(self, messages: Sequence[Mapping[str, str]], **options: Any) -> Any:
+    def _apply(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> Any:
         try:
             return self.tokenizer.apply_chat_template(
                 [dict(m) for m in messages], **self.options, **options
@@ -174,7 +186,7 @@ class Chat:
 
 
 def _by_tags(
-    chat: Chat, messages: list[dict[str, str]], last_turn_only: bool
+    chat: Chat, messages: list[dict[str, Any]], last_turn_only: bool
 ) -> tuple[list[int], list[bool], int] | None:
     """Tokens, mask and answers left out; None where the last answer does not follow its prompt.
 
@@ -207,20 +219,20 @@ def _by_tags(
     return tokens[: last + 1], mask[: last + 1], skipped
 
 
-def _end_token(chat: Chat, messages: list[dict[str, str]]) -> int | None:
+def _end_token(chat: Chat, messages: list[dict[str, Any]]) -> int | None:
     """The special token that ends the last answer; None where the template has none."""
     _, _, after = _around(chat, messages)
     return next((token for token in chat.encode(after) if chat.is_special(token)), None)
 
 
-def _around(chat: Chat, messages: list[dict[str, str]]) -> tuple[str, str, str]:
+def _around(chat: Chat, messages: list[dict[str, Any]]) -> tuple[str, str, str]:
     """What the template puts before and after the last answer; the middle is empty without it."""
     probed = chat.render([*messages[:-1], {**messages[-1], "content": PROBE}], is_prompt=False)
     return probed.rpartition(PROBE)
 
 
 def _by_prefixes(
-    chat: Chat, messages: list[dict[str, str]], last_turn_only: bool
+    chat: Chat, messages: list[dict[str, Any]], last_turn_only: bool
 ) -> tuple[list[int], list[bool], int]:
     """Tokens, mask and the number of answers left out."""
     context = chat.render(messages[:-1], is_prompt=True)
@@ -249,7 +261,7 @@ def _by_prefixes(
     return tokens, mask, skipped
 
 
-def _answer(chat: Chat, messages: list[dict[str, str]], prompt: str) -> str:
+def _answer(chat: Chat, messages: list[dict[str, Any]], prompt: str) -> str:
     """What the model emits after `prompt` to say the last message, end of turn included."""
     content = messages[-1]["content"]
     whole = chat.render(messages, is_prompt=False)
@@ -287,6 +299,15 @@ def _end_of_turn(chat: Chat, after: str) -> str:
             head = chat.decode(ids[: index + 1])
             return head if after.startswith(head) else after.rstrip()
     return after.rstrip()
+
+
+def check_ids(tokens: Sequence[int], vocab_size: int) -> None:
+    """Raises DataError for an id that the model does not have."""
+    if max(tokens, default=0) >= vocab_size:
+        raise DataError(
+            f"token id {max(tokens)} is outside the model's vocabulary of {vocab_size}",
+            "the rows were tokenised for another model: regenerate them with this one",
+        )
 
 
 def _extend(tokens: list[int], mask: list[bool], ids: list[int], is_on: bool) -> None:
