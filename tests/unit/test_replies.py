@@ -1,4 +1,4 @@
-"""Answers' JSON: every token by its true bytes, also half characters; speculation as vLLM counts."""
+"""Answers in JSON: each token by its true bytes, also half characters; speculation as in vLLM."""
 
 from __future__ import annotations
 
