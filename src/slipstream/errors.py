@@ -83,3 +83,11 @@ class BusyError(SlipstreamError):
 
 class NumericError(SlipstreamError):
     """The target returned NaN where a token had to be chosen."""
+
+    @classmethod
+    def of_rows(cls, count: int, num_rows: int) -> NumericError:
+        """Of so many rows of a batch."""
+        return cls(
+            f"the target returned NaN for {count} of {num_rows} rows of the batch",
+            hint="try --dtype float32; if that helps, the model overflows in this number type",
+        )

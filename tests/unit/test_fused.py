@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fakes import tiny_model
-from slipstream.errors import SettingError, UnsupportedTargetError
+from slipstream.errors import NumericError, SettingError, UnsupportedTargetError
 from slipstream.target.compiled import why_not_compiled
 from slipstream.target.fused import why_not
 from slipstream.target.hf import HFTarget
@@ -111,6 +111,26 @@ def test_weights_are_taken_over_and_given_back(name: str, decoder: str) -> None:
     assert torch.equal(twin.final_norm(), stock.final_norm())
     assert torch.equal(twin.head(), stock.head())
     assert not any(p.numel() for n, p in model.named_parameters() if n.endswith("_proj.weight"))
+
+
+def test_compiled_code_counts_the_rows_that_hold_nan() -> None:
+    model = tiny_model().bfloat16()
+    skip_without_compiler(model)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = float("nan")
+    target = HFTarget(copy.deepcopy(model), decoder="compiled")
+    trees = [DraftTree.chain([1, 2, 3]), DraftTree.chain([1, 7]), DraftTree.chain([5])]
+    with pytest.raises(NumericError, match="1 of 3 rows"):
+        target.forward(trees, target.new_cache(3, 8), [0, 1, 2])
+    good = target.forward(trees[::2], target.new_cache(2, 8), [0, 1])
+    assert torch.isfinite(good.last_hidden).all()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[7] = 0
+        model.lm_head.weight[90] = float("nan")
+    target = HFTarget(model, decoder="compiled")
+    for last_only in (False, True):
+        with pytest.raises(NumericError, match="2 of 2 rows"):
+            target.forward(trees[:2], target.new_cache(2, 8), [0, 1], last_only=last_only)
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "wide"])

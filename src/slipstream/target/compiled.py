@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.cache import SlotCache
+from slipstream.errors import NumericError
 from slipstream.target.fused import FusedDecoder, FusedLayer
 from slipstream.target.library import library
 from slipstream.target.stack import Rows, Sizes, Stack, StackLayer
@@ -86,7 +87,11 @@ class CompiledDecoder(FusedDecoder):
         taps: tuple[int, ...],
         last_only: bool,
     ) -> TargetOutput:
-        """One pass; see `Target.forward`."""
+        """One pass; see `Target.forward`.
+
+        Raises:
+            NumericError: a row's hidden states or its first logits hold NaN.
+        """
         widths = [len(tree) for tree in trees]
         cache.begin(slots, widths)
         starts = [cache.lengths[slot] for slot in slots]
@@ -106,6 +111,8 @@ class CompiledDecoder(FusedDecoder):
             taps=taps,
             wanted=torch.tensor(lasts if last_only else range(len(tokens)), dtype=torch.int32),
         )
+        if found.num_broken:
+            raise NumericError.of_rows(found.num_broken, len(trees))
         shape, features = _Padding(firsts, widths), found.features
         return TargetOutput(
             found.logits[:, None] if last_only else shape.spread(found.logits),

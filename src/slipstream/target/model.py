@@ -193,9 +193,7 @@ class HFTarget:
         """
         if self._compiled is not None:
             self._check_taps(taps)
-            output = self._compiled.score(trees, cache, slots, taps=taps, last_only=last_only)
-            _check_finite(output.last_hidden, output.logits)
-            return output
+            return self._compiled.score(trees, cache, slots, taps=taps, last_only=last_only)
         if self._graphs is not None and not last_only:
             self._check_taps(taps)
             replayed = self._graphs.score(trees, cache, slots, taps)
@@ -366,10 +364,7 @@ def _check_finite(last_hidden: Tensor, logits: Tensor) -> None:
     if not bool(torch.isnan(sums.sum())):
         return
     count = int(torch.isnan(sums).sum())
-    raise NumericError(
-        f"the target returned NaN for {count} of {len(sums)} rows of the batch",
-        hint="try --dtype float32; if that helps, the model overflows in this number type",
-    )
+    raise NumericError.of_rows(count, len(sums))
 
 
 def _cache_argument(base: Any) -> str:

@@ -185,12 +185,14 @@ class StackOutput:
         last_hidden: [M, D] bfloat16, what the head reads.
         features: [M, K*D] bfloat16 of the taps, or None.
         streams: [M, D] bfloat16, what the final norm was given, where it was asked for.
+        num_broken: rows with NaN in a node's last hidden state or in their first logits.
     """
 
     logits: Tensor
     last_hidden: Tensor
     features: Tensor | None
     streams: Tensor | None
+    num_broken: int
 
 
 class Stack:
@@ -352,8 +354,8 @@ class Stack:
             **places,
         )
         with self._alone:  # nobody closes the handle meanwhile
-            self._code.slipstream_run(self._open(), ctypes.byref(call))
-        return StackOutput(logits, last_hidden, features, streams)
+            num_broken = self._code.slipstream_run(self._open(), ctypes.byref(call))
+        return StackOutput(logits, last_hidden, features, streams, num_broken)
 
     def _open(self) -> int:
         """The compiled stack with as many threads as torch has."""

@@ -109,7 +109,8 @@ class Decoder {
   Decoder(const Model& model, int num_threads)
       : m_(model), pool_(shared_pool(num_threads)), private_(num_threads) {}
 
-  void run(const Pass& pass) {
+  // Returns how many rows hold NaN.
+  int run(const Pass& pass) {
 #ifdef __AMX_BF16__
     tile_shape = -1;  // other libraries use this thread's tiles too
 #endif
@@ -139,6 +140,7 @@ class Decoder {
 #ifdef __AMX_BF16__
     _tile_release();
 #endif
+    return broken_rows();
   }
 
   const double* seconds() const { return seconds_; }
@@ -437,6 +439,31 @@ class Decoder {
     if (count) pool_.run((pairs + kTogether - 1) / kTogether, body);
   }
 
+  // Rows with NaN in a node's last hidden state, or in the first of their logits.
+  int broken_rows() {
+    broken_.assign(p_->num_rows, 0);
+    for (int r = 0; r < p_->num_rows; ++r) {
+      const Row& row = p_->rows[r];
+      const Bf16* from = p_->last_hidden + (size_t)row.first * m_.hidden;
+      for (size_t c = 0; c < (size_t)row.width * m_.hidden; c += 16) {
+        const __m512 x = load_bf16(from + c);
+        broken_[r] |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+      }
+    }
+    for (int l = 0, before = -1; l < p_->num_logits && p_->num_rows; ++l) {
+      const int r = p_->node_rows[p_->logit_nodes[l]];
+      if (r == before) continue;
+      before = r;
+      const float* from = p_->logits + (size_t)l * m_.vocab_size;
+      for (int c = 0; c < m_.vocab_size; c += 16) {
+        const __mmask16 inside = m_.vocab_size - c < 16 ? (1 << (m_.vocab_size - c)) - 1 : 0xffff;
+        const __m512 x = _mm512_maskz_loadu_ps(inside, from + c);
+        broken_[r] |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+      }
+    }
+    return static_cast<int>(std::count_if(broken_.begin(), broken_.end(), [](int x) { return x; }));
+  }
+
   // The sums of one pair of strips, behind a thread's other sums.
   static float* pair_room(int) {
     alignas(64) static thread_local float room[kRows * kRows];
@@ -455,6 +482,7 @@ class Decoder {
   double seconds_[kParts] = {}, begun_ = 0;  // of the last pass
   Plan plan_;
   std::vector<uint16_t> masks_;
+  std::vector<int> broken_;  // by row
 };
 
 extern "C" {
@@ -482,5 +510,7 @@ void slipstream_rank(const float* scores, int rows, int64_t size, int count, flo
     rank_row(scores + r * size, size, count, best + r * count, ids + r * count);
 }
 void slipstream_noise(uint64_t key, int64_t count, float* out) { gumbel(key, count, out); }
-void slipstream_run(void* decoder, const Pass* pass) { static_cast<Decoder*>(decoder)->run(*pass); }
+int slipstream_run(void* decoder, const Pass* pass) {
+  return static_cast<Decoder*>(decoder)->run(*pass);
+}
 }
