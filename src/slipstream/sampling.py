@@ -14,6 +14,7 @@ greedy argmax, at the edge of top-k (exactly k tokens stay) and at the edge of t
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,13 +67,25 @@ def _key(seed: int, position: int) -> int:
     return _mix((_mix((seed + _GOLDEN) & _WORD) + (position + 1) * _GOLDEN) & _WORD)
 
 
-_compiled: Callable[[int, int], Tensor] | None = None
+class Compiled(NamedTuple):
+    """What compiled code does on the CPU, with the results of the code here.
+
+    Args:
+        noise: (key, V) to [V] float32.
+        first_argmax: [N, V] float32 to [N] int64, -1 for a row that holds NaN.
+    """
+
+    noise: Callable[[int, int], Tensor]
+    first_argmax: Callable[[Tensor], Tensor]
 
 
-def use_noise(source: Callable[[int, int], Tensor]) -> None:
-    """Take the noise of the CPU from compiled code from now on: (key, V) to [V] float32."""
+_compiled: Compiled | None = None
+
+
+def use_compiled(code: Compiled) -> None:
+    """Let compiled code make the noise of the CPU and choose greedily there from now on."""
     global _compiled
-    _compiled = source
+    _compiled = code
 
 
 def gumbel_noise(
@@ -84,7 +97,7 @@ def gumbel_noise(
     once, so that devices agree, and so does the compiled code, where a process runs any.
     """
     if torch.device(device).type == "cpu" and _compiled is not None:
-        return _compiled(_key(seed, position), vocab_size)
+        return _compiled.noise(_key(seed, position), vocab_size)
     bits = noise_bits(seed, position, vocab_size, torch.device(device))
     uniform = (bits >> 11).bitwise_and_((1 << 53) - 1).to(torch.float64)
     uniform.add_(0.5).mul_(2.0**-53)  # inside (0, 1), never 0 or 1
@@ -242,6 +255,11 @@ def _highest(scores: Tensor, count: int, edge: Tensor) -> Tensor:
 
 def _first_argmax(logits: Tensor) -> Tensor:
     """[N] int64, the lowest id of the maximum."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and _compiled is not None:
+        best = _compiled.first_argmax(logits)
+        if bool((best < 0).any()):
+            raise _not_a_distribution()
+        return best
     best = logits.argmax(dim=-1)
     if bool(logits.gather(-1, best.unsqueeze(-1)).isnan().any()):  # argmax stops at a NaN
         raise _not_a_distribution()

@@ -14,13 +14,15 @@ import torch
 from chats import PLAIN, byte_tokenizer
 from fakes import tiny_model
 from slipstream import sampling
+from slipstream.errors import NumericError
 from slipstream.target import compiled, library, stack
 from slipstream.target.hardware import AMD
 from slipstream.target.hf import HFTarget
 from slipstream.target.library import BETTER, NEEDED
 from slipstream.target.stack import rank
-from slipstream.types import DraftTree
+from slipstream.types import DraftTree, Sampling
 
+COMPILED = sampling.Compiled(stack.gumbel, stack.first_argmax)
 find = library.library.__wrapped__  # not remembered
 FALSE, TRUE = shutil.which("false"), shutil.which("true")
 
@@ -123,13 +125,32 @@ def test_a_row_of_nan_has_no_likeliest() -> None:
 def test_noise_is_the_same_by_compiled_code(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded once from float64: a last bit of it may differ, of one number in millions."""
     for seed, position in ((0, 0), (7, 123), (-1, 10**6), (2**63, 5)):
-        monkeypatch.setattr(sampling, "_compiled", stack.gumbel)
+        monkeypatch.setattr(sampling, "_compiled", COMPILED)
         found = sampling.gumbel_noise(seed, position, count)
         monkeypatch.setattr(sampling, "_compiled", None)
         expected = sampling.gumbel_noise(seed, position, count)
         differ = found != expected
         assert int(differ.sum()) <= 1
         assert torch.allclose(found, expected, rtol=2e-7, atol=1e-9)
+
+
+@pytest.mark.skipif(library.library().code is None, reason=library.library().detail)
+@pytest.mark.parametrize("count", [1, 15, 16, 33, 49152])
+def test_compiled_code_chooses_the_first_maximum(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(count)
+    sampler = sampling.Sampler(Sampling(), count)
+    rows = [torch.randn(count), torch.randint(0, 3, (count,)).float(), -torch.zeros(count)]
+    rows += [torch.full((count,), float("-inf")), torch.full((count,), float("inf"))]
+    logits = torch.stack(rows)
+    monkeypatch.setattr(sampling, "_compiled", None)
+    expected = sampler.choose(logits, list(range(len(rows))))
+    monkeypatch.setattr(sampling, "_compiled", COMPILED)
+    assert torch.equal(sampler.choose(logits, list(range(len(rows)))), expected)
+    logits[1, count // 2] = float("nan")
+    with pytest.raises(NumericError):
+        sampler.choose(logits, list(range(len(rows))))
 
 
 def test_without_a_home_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

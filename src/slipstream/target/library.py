@@ -72,12 +72,15 @@ def library(*, without: frozenset[str] = frozenset()) -> Library:
         return Library(None, "the system does not let this process use the instructions")
     code.slipstream_open.restype = ctypes.c_void_p
     code.slipstream_open.argtypes = [ctypes.c_void_p, ctypes.c_int]
-    for name in ("slipstream_close", "slipstream_rank", "slipstream_noise"):
-        getattr(code, name).restype = None
+    for name in ("close", "rank", "noise", "first"):
+        getattr(code, f"slipstream_{name}").restype = None
     code.slipstream_run.restype = ctypes.c_int
     code.slipstream_rank.argtypes = [
         ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p,
         ctypes.c_void_p,
+    ]  # fmt: skip
+    code.slipstream_first.argtypes = [
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p,
     ]  # fmt: skip
     code.slipstream_noise.argtypes = [ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p]
     code.slipstream_close.argtypes = [ctypes.c_void_p]

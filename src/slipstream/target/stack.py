@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.errors import UnsupportedTargetError
-from slipstream.sampling import use_noise
+from slipstream.sampling import Compiled, use_compiled
 from slipstream.target.hardware import num_threads
 from slipstream.target.library import library
 from slipstream.target.tiles import TileProduct, settle
@@ -230,7 +230,7 @@ class Stack:
         keeps_normed: bool = False,
     ) -> None:
         self._code, self._angles = _code("pass"), angles
-        use_noise(gumbel)
+        use_compiled(Compiled(gumbel, first_argmax))
         self.vocab_size = vocab_size
         self._held: list[Tensor] = []  # what the structures point to
         products = [join, *(weight for layer in layers for weight in layer.weights()), head]
@@ -445,6 +445,21 @@ def gumbel(key: int, count: int) -> Tensor:
     code, noise = _code("noise"), _room(count)
     code.slipstream_noise(key, count, noise.data_ptr())
     return noise
+
+
+def first_argmax(scores: Tensor) -> Tensor:
+    """[N] int64, the lowest index of each row's maximum; -1 where a row holds NaN.
+
+    Args:
+        scores: [N, V] float32 on the CPU.
+
+    Raises:
+        UnsupportedTargetError: there is no compiled code on this machine.
+    """
+    code, scores = _code("argmax"), scores.contiguous()
+    ids = _room(len(scores), dtype=torch.int64)
+    code.slipstream_first(scores.data_ptr(), len(scores), scores.shape[1], ids.data_ptr())
+    return ids
 
 
 def _code(what: str) -> ctypes.CDLL:

@@ -504,6 +504,9 @@ void slipstream_close(void* decoder) { delete static_cast<Decoder*>(decoder); }
 const double* slipstream_seconds(void* decoder) {
   return static_cast<Decoder*>(decoder)->seconds();
 }
+void slipstream_first(const float* scores, int rows, int64_t size, int64_t* ids) {
+  for (int r = 0; r < rows; ++r) ids[r] = first_of_row(scores + r * size, size);
+}
 void slipstream_rank(const float* scores, int rows, int64_t size, int count, float* best,
                      int64_t* ids) {
   for (int r = 0; r < rows; ++r)

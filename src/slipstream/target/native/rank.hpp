@@ -1,10 +1,30 @@
-// The likeliest numbers of a row of scores, and their log-probabilities under its softmax.
+// The first maximum of a row of scores; the likeliest numbers, and their log-probabilities under its
+// softmax.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
 #include "attention.hpp"
+
+// The lowest index of the maximum; -1 where there is NaN.
+static inline int64_t first_of_row(const float* scores, int64_t size) {
+  __m512 most = _mm512_set1_ps(-INFINITY);
+  __m512i ids = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), at = ids;
+  __mmask16 none = 0;
+  for (int64_t i = 0; i < size; i += 16) {
+    const __mmask16 inside = size - i < 16 ? (1 << (size - i)) - 1 : 0xffff;
+    const __m512 x = _mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), inside, scores + i);
+    const __mmask16 above = _mm512_cmp_ps_mask(x, most, _CMP_GT_OQ);
+    none |= _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    most = _mm512_mask_mov_ps(most, above, x);
+    ids = _mm512_mask_mov_epi32(ids, above, at);
+    at = _mm512_add_epi32(at, _mm512_set1_epi32(16));
+  }
+  if (none) return -1;
+  const __mmask16 first = _mm512_cmp_ps_mask(most, _mm512_set1_ps(_mm512_reduce_max_ps(most)), _CMP_EQ_OQ);
+  return _mm512_mask_reduce_min_epi32(first, ids);
+}
 
 // best [count] and ids [count] of one row, descending, the first among equals; -inf ends a row.
 static inline void rank_row(const float* scores, int64_t size, int count, float* best,
