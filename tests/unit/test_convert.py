@@ -64,10 +64,11 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("make", "to"), WAYS, ids=lambda p: getattr(p, "__name__", p))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:.*is a pickle")
-def test_our_drafters_go_everywhere_with_proof(make, to, target, tmp_path):
-    """Reduced vocabularies, borrowed heads and path heads included."""
-    folder = stored(make(), tmp_path / "ours", card={"trained_on": "a little"})
+def test_our_drafters_go_everywhere_with_proof(make, to, dtype, target, tmp_path):
+    """Reduced vocabularies, borrowed heads and path heads included, as wide as they are stored."""
+    folder = stored(make(), tmp_path / "ours", dtype=dtype, card={"trained_on": "a little"})
     done = convert(folder, to, target, tmp_path / "out", prompts=PROMPTS)
     assert done.proof.max_logit_difference <= 1e-5 * max(1.0, done.proof.largest_logit)
     assert done.proof.num_ids == U and done.source.dialect.name == "slipstream"

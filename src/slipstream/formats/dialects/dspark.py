@@ -69,7 +69,7 @@ def path_tables(
     Args:
         checkpoint: with a path head.
         target: whose embedding and head it may be read off.
-        dtype: of the tables.
+        dtype: of the tables where the drafter has some.
         is_whole: rows for every id of the target, whatever the draft vocabulary.
 
     Raises:
@@ -94,6 +94,8 @@ def path_tables(
     if not is_whole:
         head = head[vocabulary.target_ids]
     codes, rows = model.path.codes(target.embedding.float().cpu()), model.path.rows(head)
+    if not model.config.has_path_table:
+        dtype = torch.float32  # they are products: rounded, they would not say what the head says
     return {
         BEFORE: codes.to(dtype).contiguous().clone(),
         AFTER: rows.to(dtype).contiguous().clone(),
