@@ -15,17 +15,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import slipstream
 from slipstream import methods
-from slipstream.bench.results import KIND
+from slipstream.bench.results import KIND, dumps
+from slipstream.bench.studies import STUDIES, judge, rows_of
 from slipstream.cli.main import VERBS, load_verb
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Result
 from slipstream.report.drafting_figures import of_confidence
-from slipstream.report.figures import machine, of_bench, speedups
+from slipstream.report.figures import accepted_lengths, machine, of_bench, speedups
 from slipstream.train import recipes
 from slipstream.trees.choices import EAGLE1, MEDUSA
 from slipstream.trees.dynamic import DynamicBuilder
@@ -55,15 +55,6 @@ REPORTED = {
     "ddtree": "4.10× (Qwen3 8B)",
     "dspark": "3.72 (Qwen3 8B, T = 1)",
 }
-CLAIMS = (
-    ("a tree over a chain", "eagle3:budget=11,depth=4,topk=4", "eagle3:chain,budget=4,depth=4"),
-    ("a dynamic tree over a static one", "eagle2:budget=11", "eagle:budget=11"),
-    ("EAGLE-1 over Medusa", "eagle:budget=11", "medusa:budget=11"),
-    ("HASS over EAGLE-1's weights", "hass:budget=11", "eagle2:budget=11"),
-    ("EAGLE-3 over EAGLE-2", "eagle3:budget=11,depth=4,topk=4", "eagle2:budget=11"),
-    ("a tree on DFlash over its chain", "ddtree:budget=11", "dflash"),
-    ("a path head over marginals", "dspark:budget=11", "ddtree:budget=11"),
-)
 _PARTS = ("draft", "target", "other")
 ACCEPTANCE = "benchmarks/results/acceptance.json"
 DRAFT_COST = "benchmarks/results/draft_cost.json"
@@ -105,8 +96,8 @@ PAPERS = {
 
 def main() -> int:
     """Rewrite every figure and every file that has generated parts; 0."""
-    for path, svg in pictures().items():
-        path.write_text(svg, encoding="utf-8")
+    for path, text in (pictures() | shipped_studies()).items():
+        path.write_text(text, encoding="utf-8")
     for path in pages():
         text = path.read_text(encoding="utf-8")
         path.write_text(render(text), encoding="utf-8")
@@ -247,47 +238,18 @@ def family() -> str:
 def claims() -> str:
     """What the family's papers claim of each other, by a paired bootstrap over prompts."""
     _, value = _family()
-    taken: dict[str, dict[tuple, tuple[float, int]]] = {}
-    for sample in value["samples"]:
-        passes = sample["num_target_passes"]
-        of_setup = taken.setdefault(sample["method"], {})
-        of_setup[sample["task"], sample["prompt_index"]] = (sample["tau"] * passes, passes)
-    lines = ["| claim | tokens a pass, ratio | |", "|---|---|---|"]
-    for claim, better, worse in CLAIMS:
-        keys = sorted(taken[better].keys() & taken[worse].keys())
-        pairs = np.array([[*taken[better][key], *taken[worse][key]] for key in keys])
-        draws = np.random.default_rng(0).integers(0, len(keys), (4000, len(keys)))
-        ratios = [_ratio(pairs[chosen]) for chosen in draws]
-        low, high = np.quantile(ratios, [0.025, 0.975])
-        verdict = "holds" if low > 1 else "does not hold" if high < 1 else "undecided"
-        found = f"{_ratio(pairs):.3f} ({low:.3f}\u2013{high:.3f})"
-        lines.append(f"| {claim}: `{better}` over `{worse}` | {found} | {verdict} |")
-    return "\n".join([*lines, _best_of_lookup(taken["ngram"])])
-
-
-def _best_of_lookup(taken: dict[tuple, tuple[float, int]]) -> str:
-    """The claim about tasks: other prompts each, so nothing is paired."""
-    tasks = {task: np.array([n for (t, _), n in taken.items() if t == task]) for task, _ in taken}
-    generator = np.random.default_rng(0)
-
-    def taus() -> dict[str, float]:
-        drawn = {t: rows[generator.integers(0, len(rows), len(rows))] for t, rows in tasks.items()}
-        return {t: float(rows[:, 0].sum() / rows[:, 1].sum()) for t, rows in drawn.items()}
-
-    def lead(tau: dict[str, float]) -> float:
-        return tau["summarization"] / max(v for t, v in tau.items() if t != "summarization")
-
-    low, high = np.quantile([lead(taus()) for _ in range(4000)], [0.025, 0.975])
-    verdict = "holds" if low > 1 else "does not hold" if high < 1 else "undecided"
-    whole = lead({t: float(rows[:, 0].sum() / rows[:, 1].sum()) for t, rows in tasks.items()})
-    claim = "lookup's best task is summarization: `ngram` there over its best other task"
-    return f"| {claim} | {whole:.3f} ({low:.3f}\u2013{high:.3f}) | {verdict} |"
-
-
-def _ratio(pairs: np.ndarray) -> float:
-    """Tokens per pass of one setup over another's, of [P, 4] tokens and passes of either."""
-    tokens, passes, other_tokens, other_passes = pairs.sum(0)
-    return float(tokens / passes * other_passes / other_tokens)
+    lines = ["| claim | tokens a pass, ratio | | `slipstream study` |", "|---|---|---|---|"]
+    for study in STUDIES.values():
+        found = judge(study, value)
+        low, high = found["result"]["interval"]
+        what = (
+            f"{study.claim}: `{study.methods[0]}` over `{study.methods[1]}`"
+            if study.best_task is None
+            else f"{study.claim}: `{study.methods[0]}` there over its best other task"
+        )
+        ratio = f"{found['result']['ratio']:.3f} ({low:.3f}\u2013{high:.3f})"
+        lines.append(f"| {what} | {ratio} | {found['verdict']} | `{study.name}` |")
+    return "\n".join(lines)
 
 
 def _family() -> tuple[Path, dict]:
@@ -341,6 +303,16 @@ def pictures() -> dict[Path, str]:
         for figure in of_confidence(found, name):
             drawn[ROOT / "docs" / "images" / f"{figure.name}-{name}.svg"] = figure.svg
     return drawn
+
+
+def shipped_studies() -> dict[Path, str]:
+    """What `slipstream study --show` tells: the family's result, claim by claim."""
+    _, value = _family()
+    folder, written = PACKAGE / "assets" / "studies", {}
+    for study in STUDIES.values():
+        written[folder / f"{study.name}.json"] = dumps(judge(study, value))
+        written[folder / f"{study.name}.svg"] = accepted_lengths(rows_of(study, value))
+    return written
 
 
 def result_figures() -> str:

@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "tune": "Which method, tree and budget is fastest here, and why not faster?",
     "serve": "An OpenAI-compatible server with a chat page; or a distributed engine's command.",
     "report": "Results and traces as one HTML page that opens offline.",
+    "study": "One claim of the field as an experiment on your model, with a verdict.",
     "profile": "Where a target pass spends its time, against the machine's limit.",
     "train": "Train a drafter for a target.",
     "data": "Regenerate answers, extract features, inspect what a mask covers.",

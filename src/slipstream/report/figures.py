@@ -38,7 +38,6 @@ class Figure:
 
 def of_bench(result: Result) -> list[Figure]:
     """Every figure that a bench result has the numbers for."""
-    where = conditions(result["environment"])
     made = [
         Figure(
             "speedup",
@@ -48,7 +47,7 @@ def of_bench(result: Result) -> list[Figure]:
         ),
         Figure(
             "tau",
-            _bars(result, "tau", "tau_ci", title=f"Accepted length by task: {where}", unit=""),
+            accepted_lengths(result),
             "τ: tokens that one pass of the model yields, its own token included. It depends on "
             "drafter and text, not on the machine.",
         ),
@@ -85,6 +84,12 @@ def speedups(result: Result) -> str:
     where = conditions(result["environment"])
     title = f"Speed-up over plain decoding: {where}"
     return _bars(result, "speedup", "speedup_ci", title=title, unit="×")
+
+
+def accepted_lengths(result: Result) -> str:
+    """Tokens per target pass of every method by task, with intervals."""
+    where = conditions(result["environment"])
+    return _bars(result, "tau", "tau_ci", title=f"Accepted length by task: {where}", unit="")
 
 
 def machine(environment: Mapping[str, Any]) -> str:
