@@ -182,17 +182,6 @@ def test_a_head_that_is_not_stored_is_the_targets(is_reduced, tmp_path):
         detect.detect(folder).load(TargetFacts("tiny", 8, None, torch.randn(V, 64)))
 
 
-def test_a_drafter_with_an_embedding_of_its_own_is_told_apart(tmp_path):
-    """EAGLE-3 for LLaMA-3.3-70B is narrower than its target and has its own embedding."""
-    tensors = eagle3() | {
-        "fc.weight": torch.randn(D, 3 * 64),
-        "embed_tokens.weight": torch.ones(V, D),
-    }
-    folder = write(tmp_path / "made", REDUCED | {"target_hidden_size": 64}, tensors)
-    with pytest.raises(CheckpointError, match=r"48 wide for a target of 64 and has an embedding"):
-        detect.detect(folder).load(TargetFacts("tiny", 8, torch.randn(V, 64)))
-
-
 def test_vllms_old_nested_config_is_unwrapped(tmp_path):
     config = {"architectures": ["EAGLEModel"], "model_type": "eagle", "model": LLAMA}
     read = detect.detect(write(tmp_path / "made", config, eagle())).load()

@@ -87,6 +87,7 @@ class EagleDrafter:
     ) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         embedding, spec = target.embedding(), target.spec
+        own = getattr(checkpoint.model, "embed_tokens", None)
         cls.layout.check_target(
             checkpoint.model.config,
             vocab_size=embedding.shape[0],
@@ -94,6 +95,8 @@ class EagleDrafter:
             num_layers=spec.num_layers,
             name=spec.name,
         )
+        if own is not None:
+            embedding = own.weight.detach().to(spec.device, spec.dtype)
         kind = growth.kind(vocab_size=len(checkpoint.vocabulary))
         head = cls._borrowed_head(checkpoint, target)
         network: PairNetwork | CompiledNetwork
@@ -181,7 +184,7 @@ class PairNetwork:
 
     Args:
         model: has `fuse`, `step` and, without `head`, `logits`; it is copied.
-        embedding: [V', D], the target's.
+        embedding: [V', D], the target's or the network's own.
         head: [U, D] the target's head over the draft vocabulary, or None.
         dtype: the network runs in.
         device: where it runs.

@@ -79,10 +79,10 @@ def check_target(
         method="eagle3",
     )
     hint = f"train one with `slipstream train --method eagle3 --model {name} ...`"
-    if config.hidden_size != hidden_size:
+    if config.hidden_size != hidden_size and not config.has_embedding:
         raise DrafterMismatchError(
             f"the drafter's hidden size {config.hidden_size} differs from the width {hidden_size} "
-            f"of {name}'s embedding, which it borrows",
+            f"of {name}'s embedding, which it borrows: it stores none of its own",
             hint,
         )
     if max(config.taps) > num_layers:

@@ -26,7 +26,7 @@ class Eagle3Config:
     """Shape of the network.
 
     Args:
-        hidden_size: D of the draft network, equal to the target's embedding width.
+        hidden_size: D of the draft network; without an embedding of its own, the target's.
         intermediate_size: width of the MLP.
         num_heads: H.
         num_kv_heads: key and value heads, a divisor of H.
@@ -46,6 +46,7 @@ class Eagle3Config:
         norm_each_tap: a norm for each tap before they are fused (EAGLE-3.1's `fc_norm`).
         norm_before_residual: what attention is added to has passed its norm already.
         norm_output: states are handed on after the final norm (EAGLE-3.1).
+        has_embedding: it has an embedding of its own, as drafters narrower than their target do.
 
     Raises:
         CheckpointError: sizes that cannot belong together.
@@ -71,6 +72,7 @@ class Eagle3Config:
     norm_each_tap: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
+    has_embedding: bool = False
 
     def __post_init__(self) -> None:
         if self.norm_features and self.norm_each_tap:
@@ -126,6 +128,9 @@ class Eagle3(nn.Module):
         self.midlayer = _Layer(config)
         self.norm = RMSNorm(config.hidden_size, eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        self.embed_tokens: nn.Embedding | None = None
+        if config.has_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         frequencies = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
         self.register_buffer("frequencies", frequencies, persistent=False)
 

@@ -85,9 +85,11 @@ def _pairs(checkpoint: Any, states: Tensor, read: Any, text: Text, readout: Read
     """EAGLE's pairs: step s reads token x[i+1+s] and predicts x[i+2+s]."""
     model, count = checkpoint.model, len(text.tokens) - NUM_STEPS
     states, positions = states[None, :count], torch.arange(count)
+    own = getattr(model, "embed_tokens", None)
+    embed = readout.embed if own is None else own
     logits, places = [], []
     for step in range(NUM_STEPS):
-        embedded = readout.embed(text.tokens[1 + step : 1 + step + count])[None]
+        embedded = embed(text.tokens[1 + step : 1 + step + count])[None]
         states = model.step(states, embedded, positions[None] + step, causal)
         logits.append(read(states)[0])
         places.append(positions + 1 + step)

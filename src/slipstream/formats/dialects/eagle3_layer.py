@@ -90,6 +90,8 @@ def load(
         fusion_bias="fc.bias" in tensors,
         attention_bias=QUERY.replace("weight", "bias") in tensors,
         output_bias="midlayer.self_attn.o_proj.bias" in tensors,
+        # As wide as the target, what is stored is a copy of the target's.
+        has_embedding=EMBEDDING in tensors and sizes["hidden_size"] != target_hidden,
         **{ours: bool(_flag(files.config, theirs)) for theirs, ours in FLAGS.items()},
     )
     vocabulary = folder.take_vocabulary(
@@ -98,7 +100,9 @@ def load(
         vocab_size=network.vocab_size,
         draft_vocab_size=network.draft_vocab_size,
     )
-    _take_embedding(tensors, network, target, place)
+    if not network.has_embedding:
+        embedding = None if target is None else target.embedding
+        take_copy(tensors, EMBEDDING, embedding, rows=None, of="embedding")
     if HEAD not in tensors:
         tensors[HEAD] = _borrowed_head(network, vocabulary, target, place)
     model = Eagle3(network)
@@ -198,26 +202,6 @@ def _num_ids(tensors: Mapping[str, Tensor]) -> int | None:
     """Ids the drafter says, by its own head or its map; None for the target's."""
     found = tensors.get(HEAD, tensors.get("d2t"))
     return None if found is None else found.shape[0]
-
-
-def _take_embedding(
-    tensors: dict[str, Tensor], network: Eagle3Config, target: TargetFacts | None, place: str
-) -> None:
-    """Take out the copy of the target's embedding, which drafters borrow.
-
-    Raises:
-        CheckpointError: it is an embedding of the drafter's own.
-    """
-    own = tensors.get(EMBEDDING)
-    if own is not None and network.hidden_size != network.target_hidden_size:
-        raise CheckpointError(
-            f"{place} is {network.hidden_size} wide for a target of {network.target_hidden_size} "
-            f"and has an embedding of its own ({EMBEDDING} {list(own.shape)}); drafters here "
-            "borrow the target's",
-            "take a drafter as wide as its target, or train one with `slipstream train`",
-        )
-    embedding = None if target is None else target.embedding
-    take_copy(tensors, EMBEDDING, embedding, rows=None, of="embedding")
 
 
 def _borrowed_head(

@@ -80,7 +80,8 @@ def dump_eagle3(checkpoint: Eagle3Checkpoint, target: TargetFacts, dtype: torch.
         "embed_requires_grad": False,
     }
     tensors = eagle3_layer.tensors_of(checkpoint, dtype, layer="layers.0.")
-    if target.embedding is not None:  # speculators makes a random one up where it is missing
+    if target.embedding is not None and not checkpoint.model.config.has_embedding:
+        # Speculators makes a random one up where it is missing.
         tensors["embed_tokens.weight"] = target.embedding.to("cpu", dtype).contiguous()
     return Files(config, tensors)
 
