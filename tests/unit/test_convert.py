@@ -275,6 +275,19 @@ def test_a_widened_vocabulary_is_told(target, tmp_path):
     assert any("all 97 rows" in note for note in done.notes)
 
 
+def test_vllm_gets_a_whole_head_and_we_our_own_ids_back(target, tmp_path):
+    """vLLM 0.32 refuses its own map of a reduced vocabulary."""
+    folder = stored(heads(), tmp_path / "ours")
+    done = convert(folder, "vllm", target, tmp_path / "out", prompts=PROMPTS)
+    tensors, config = load_file(tmp_path / "out/model.safetensors"), config_of(tmp_path / "out")
+    assert "token_map" not in tensors and tensors["lm_heads.0.weight"].shape[0] == 97
+    assert config["truncated_vocab_size"] == config["vocab_size"] == 97
+    assert any("all 97 rows" in note for note in done.notes)
+    convert(tmp_path / "out", "slipstream", target, tmp_path / "back", prompts=PROMPTS)
+    ours, back = (load_file(tmp_path / f"{name}/model.safetensors") for name in ("ours", "back"))
+    assert ours.keys() == back.keys() and all(torch.equal(ours[k], back[k]) for k in ours)
+
+
 def test_number_types_and_the_card_travel(target, tmp_path):
     folder = stored(an_eagle3(), tmp_path / "ours", dtype=torch.bfloat16, card={"tau": 2.0})
     (folder / "README.md").write_text("# A drafter\n")

@@ -3,7 +3,10 @@
 EAGLE-3: class `Eagle3LlamaForCausalLM`, `layers.0.*`; ids of `eagle_config` are indices into the
 hidden states, as our taps are. EAGLE-1: the layer that joins feature and embedding has no bias; one
 is carried by the drafter's own embedding (`folded_bias`). Medusa: `blocks.H.layers.L.*` and
-`lm_heads.H.weight`; `original_lm_head` shares one head, `token_map` reduces the vocabulary.
+`lm_heads.H.weight`; `original_lm_head` shares one head, `token_map` reduces the vocabulary. vLLM
+0.32 makes a parameter of the map while it reads it and then misses that parameter among what was
+read, so the map is read here and not written: the head is stored whole, with the ids under a name
+of our own, which vLLM passes over.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from slipstream.models.vocabulary import DraftVocabulary
 
 ARCHITECTURE = "Eagle3LlamaForCausalLM"
 EMBEDDING = "embed_tokens.weight"
+DRAFT_IDS = "draft_ids"  # [U] int64, of a whole head's rows those that the heads were trained for
 
 
 def claim_eagle3(files: Files) -> str | None:
@@ -136,6 +140,7 @@ def load_medusa(files: Files, target: TargetFacts | None) -> MedusaCheckpoint:
     num_blocks = 1 + max(int(found[2]) for found in blocks)
     shared = bool(files.config.get("original_lm_head"))
     ids, first = tensors.pop("token_map", None), tensors.get("lm_heads.0.weight")
+    ids = tensors.pop(DRAFT_IDS, ids)
     if first is None or "vocab_size" not in files.config:
         raise CheckpointError(f"{place} lacks lm_heads.0.weight, or config.json lacks vocab_size")
     vocab_size = files.config["vocab_size"]
@@ -164,7 +169,7 @@ def load_medusa(files: Files, target: TargetFacts | None) -> MedusaCheckpoint:
 
 
 def dump_medusa(checkpoint: MedusaCheckpoint, target: TargetFacts, dtype: torch.dtype) -> Files:
-    """Files for vLLM's MedusaModel; a borrowed head is stored once.
+    """Files for vLLM's MedusaModel; a borrowed head is stored once, and whole.
 
     Raises:
         CheckpointError: the target's head is borrowed and not at hand, or heads with their own
@@ -187,10 +192,10 @@ def dump_medusa(checkpoint: MedusaCheckpoint, target: TargetFacts, dtype: torch.
         if target.head is None:
             raise CheckpointError("vllm stores the target's head, which was not given")
         vocabulary = vocabulary or DraftVocabulary.full(target.head.shape[0])
-        rows = target.head[vocabulary.target_ids.to(target.head.device)]
-        tensors["lm_heads.0.weight"] = rows.to("cpu", dtype).contiguous()
+        head = target.head[: vocabulary.target_size]
+        tensors["lm_heads.0.weight"] = head.to("cpu", dtype).contiguous()
     if not vocabulary.is_full:
-        tensors["token_map"] = vocabulary.target_ids
+        tensors[DRAFT_IDS] = vocabulary.target_ids
     config = {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -198,7 +203,7 @@ def dump_medusa(checkpoint: MedusaCheckpoint, target: TargetFacts, dtype: torch.
         "num_heads": network.num_heads,
         "num_hidden_layers": network.num_blocks,
         "vocab_size": vocabulary.target_size,
-        "truncated_vocab_size": len(vocabulary),
+        "truncated_vocab_size": vocabulary.target_size,
         "medusa_fc_bias": True,
         "original_lm_head": network.borrows_head,
         "torch_dtype": str(dtype).removeprefix("torch."),
