@@ -1,11 +1,14 @@
 """A tiny training run in processes of its own: to be killed, or shared between two.
 
-python training_processes.py run STORE FOLDER       one run, or a share of one under torchrun
-python training_processes.py kill STORE FOLDER      the same, killed ten times on its way
+python training_processes.py run STORE FOLDER {}    one run, or a share of one under torchrun
+python training_processes.py kill STORE FOLDER {}   the same, killed ten times on its way
+
+The last argument holds changes of the settings, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -17,8 +20,10 @@ from pathlib import Path
 import torch
 
 from slipstream.data.store import Sample, Store, StoreIndex, StoreWriter
-from slipstream.formats import eagle3
+from slipstream.formats import dflash, eagle3
+from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
@@ -27,6 +32,7 @@ from slipstream.train.feed import Batches
 from slipstream.train.initial import initialise
 from slipstream.train.loop import train
 from slipstream.train.objectives.ttt import TrainingTimeTest
+from slipstream.train.recipes.dflash import DSparkSettings, path_objective
 
 V, D, U = 31, 12, 19
 KILLS = 10
@@ -63,21 +69,17 @@ def run(store: Store, folder: Path, **changes: object) -> None:
         "learning_rate": 1e-2, "accumulate": 2, "milestone_every": 10,
     }  # fmt: skip
     config = TrainConfig(**settings | changes)
-    vocabulary = DraftVocabulary.from_counts(store.supervised_counts(), U)
-    model = Eagle3(Eagle3Config(D, 16, 4, 2, 6, V, U, (0, 1, 2), D))
     readout = store.readout()
-    initialise(model, vocabulary, readout, layer=None, final_norm=None,
-               generator=torch.Generator().manual_seed(1))  # fmt: skip
+    layout, checkpoint, objective = make(store, readout, config.method)
     batches = Batches(store, range(15), config)
 
     def save(kind: str, step: int) -> None:
-        checkpoint = Eagle3Checkpoint(model, vocabulary)
-        eagle3.write(checkpoint, folder / kind, card={"step": step}, overwrite=True)
+        layout.write(checkpoint, folder / kind, card={"step": step}, overwrite=True)
 
     folder.mkdir(exist_ok=True)
     train(
-        model,
-        TrainingTimeTest(vocabulary, num_unrolled=2),
+        checkpoint.model,
+        objective,
         readout,
         batches,
         config,
@@ -85,6 +87,25 @@ def run(store: Store, folder: Path, **changes: object) -> None:
         held_out=[batches(0)],
         on_save=save,
     )
+
+
+def make(store: Store, readout: Readout, method: str) -> tuple[object, object, object]:
+    """Files, first weights and objective: an EAGLE-3, or a path head on a block drafter."""
+    vocabulary = DraftVocabulary.from_counts(store.supervised_counts(), U)
+    generator = torch.Generator().manual_seed(1)
+    if method == "eagle3":
+        model = Eagle3(Eagle3Config(D, 16, 4, 2, 6, V, U, (0, 1, 2), D))
+        initialise(model, vocabulary, readout, layer=None, final_norm=None, generator=generator)
+        objective = TrainingTimeTest(vocabulary, num_unrolled=2)
+        return eagle3, Eagle3Checkpoint(model, vocabulary), objective
+    network = DFlash(DFlashConfig(D, 16, 4, 2, 6, 1, V, U, (0, 1, 2), D, 4, V - 1))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.dim() == 2:
+                parameter.normal_(0, 0.3, generator=generator)
+    checkpoint = DFlashCheckpoint(network, vocabulary)
+    settings = DSparkSettings(only_path=True, path_rank=6, density=4.0)
+    return dflash, checkpoint, path_objective(checkpoint, settings)
 
 
 def kill(store: Store, folder: Path) -> int:
@@ -127,4 +148,4 @@ if __name__ == "__main__":
         shutil.rmtree(place, ignore_errors=True)
         sys.stdout.write(str(kill(given, place)))
     else:
-        run(given, place)
+        run(given, place, **json.loads(sys.argv[4]))

@@ -129,7 +129,7 @@ def test_objectives_keep_to_the_device_of_their_data(method, is_training, target
             model = device.mark(checkpoint.model.train(is_training))
             device.mark(readout)
             together = _Together(model, objective, readout)
-            loss = together(device.mark(batch))
+            _, loss = together(device.mark(batch))
             for value in (loss.total, loss.prefix_hits, loss.prefix_count, loss.num_supervised):
                 assert device.has(value)
             here = collate(rows, max_length=128, dtype=torch.float32)

@@ -255,11 +255,14 @@ def test_best_and_milestones_are_told(store, tmp_path):
     assert ("best", 6) in told and all(step in (6, 12) for kind, step in told if kind == "best")
 
 
-def test_sharded_networks_are_refused(store, tmp_path, monkeypatch):
-    """A drafter fits a device: sharding it is refused with the reason, not half done."""
+def test_launchers_that_shard_are_refused(store, tmp_path, monkeypatch):
+    """Sharding is ours alone, and takes several processes."""
     config, model, objective, readout, batches = setup(store)
+    with pytest.raises(SettingError, match="shard is on, expected off in a single process"):
+        alone = config.model_copy(update={"shard": True})
+        train(model, objective, readout, batches, alone, tmp_path)
     monkeypatch.setattr(Accelerator, "distributed_type", DistributedType.FSDP)
-    with pytest.raises(SettingError, match="FSDP, expected data parallel"):
+    with pytest.raises(SettingError, match="FSDP, expected plain data parallel, on which --shard"):
         train(model, objective, readout, batches, config, tmp_path)
 
 

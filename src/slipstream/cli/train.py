@@ -65,6 +65,10 @@ def train(
             help="no; bf16: the forward pass under autocast; auto: bf16 where it is faster.",
         ),
     ] = "no",
+    shard: Annotated[
+        bool,
+        typer.Option("--shard", help="Several processes: split network and optimizer (FSDP2)."),
+    ] = False,
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Less memory: recompute MLP activations.")
     ] = False,
@@ -167,7 +171,8 @@ def train(
         learning_rate=learning_rate, optimizer=optimizer,
         seed=seed, save_every=save_every, milestone_every=milestone_every,
         evaluate_every=evaluate_every, held_out=held_out, precision=_precision(precision, device),
-        recompute=recompute, lora_rank=lora_rank, tracker=None if tracker == "none" else tracker,
+        shard=shard, recompute=recompute, lora_rank=lora_rank,
+        tracker=None if tracker == "none" else tracker,
     )  # fmt: skip
 
     check_installed(lora_rank)

@@ -369,7 +369,7 @@ class Run:
         path = self.folder / "run.json"
         if not path.is_file():
             return
-        free = {"save_every", "evaluate_every", "milestone_every", "tracker", "recompute"}
+        free = {"save_every", "evaluate_every", "milestone_every", "tracker", "recompute", "shard"}
         before = json.loads(path.read_text())
         changed = sorted(
             k for k in self.record if k in before.keys() - free and before[k] != self.record[k]

@@ -6,9 +6,10 @@ import json
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,12 +18,20 @@ from torch import Tensor, nn
 
 from slipstream.errors import CheckpointError
 
+
+class HasState(Protocol):
+    """An optimizer, or what was gathered of one."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers by parameter under "state"."""
+
+
 KEEP = 2
 """Newest states kept; the one before the last survives a kill while the last is written."""
 
 
 def save_state(
-    folder: Path, step: int, model: nn.Module, optimizers: list[torch.optim.Optimizer], extra: dict
+    folder: Path, step: int, model: nn.Module, optimizers: Sequence[HasState], extra: dict
 ) -> Path:
     """Write `state-STEP.safetensors` atomically and drop old ones.
 

@@ -28,6 +28,7 @@ class TrainConfig(BaseModel):
     clip: float = Field(1.0, gt=0, description="largest gradient norm")
     optimizer: Literal["adamw", "muon"] = "adamw"
     precision: Literal["no", "bf16"] = Field("no", description="of the forward pass: autocast")
+    shard: bool = Field(False, description="network and optimizer, over the processes")
     recompute: bool = Field(False, description="MLP activations, in the backward pass")
     lora_rank: int | None = Field(None, ge=1, description="adapters on a given drafter, else all")
     seed: int = Field(0, ge=0, lt=2**63)

@@ -3,7 +3,8 @@
 Batches come from a store of features, so the loop needs neither the target nor the engine; real
 decoding during training is an `evaluate` callable that the caller builds. On several devices
 (`accelerate launch`) the batches of a step are dealt out to the processes and gradients are
-averaged, so that a run has the same loss curve on one process as on many.
+averaged, so that a run has the same loss curve on one process as on many; `sharding.py` splits
+the network itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +30,7 @@ from slipstream.train.metrics import Metrics, scalars
 from slipstream.train.objectives.protocol import Loss, Objective
 from slipstream.train.optimize import make_optimizers, set_rate
 from slipstream.train.recompute import recompute_mlps
+from slipstream.train.sharding import Shards, full
 
 CPU = torch.device("cpu")
 
@@ -84,8 +87,8 @@ def train(
         provenance: stored in every state.
 
     Raises:
-        SettingError: the batches of a step do not divide into the processes, or the launcher
-            wants the network sharded.
+        SettingError: the batches of a step do not divide into the processes, the launcher wants
+            the network sharded, or there is one process to shard it over.
         CheckpointError: the newest state cannot be read or is of another network.
     """
     if device.index is not None:
@@ -96,42 +99,31 @@ def train(
         log_with=config.tracker,
         project_dir=str(folder),
     )
-    _check_parallel(accelerator)
+    _check_parallel(accelerator, config)
     num_micro = share_of(config, accelerator.num_processes)
-    if config.recompute:
-        recompute_mlps(model)
-    model.to(accelerator.device)
+    is_main = accelerator.is_main_process
+    model.to(CPU if config.shard and not is_main else accelerator.device)
     readout = readout.to(accelerator.device)
     held_out = [batch.to(accelerator.device) for batch in held_out]
-    optimizers = make_optimizers(model, config)
-    progress = _Progress()
+    optimizers, progress = make_optimizers(model, config), _Progress()
     if states(folder):
         progress.restore(load_state(states(folder)[-1], model, optimizers))
-    is_main = accelerator.is_main_process
     metrics = Metrics(folder / "metrics.jsonl", progress.step) if is_main else None
-    together = accelerator.prepare(_Together(model, objective, readout))
-    prepared = [accelerator.prepare(optimizer) for optimizer in optimizers]
+    learner = _learner(model, objective, readout, optimizers, config, accelerator)
     if config.tracker:
         accelerator.init_trackers("slipstream", config.model_dump())
     started, last = time.perf_counter() - progress.seconds, {}
-
-    def save(step: int) -> None:
-        progress.seconds = time.perf_counter() - started
-        extra = progress.extra() | {"provenance": provenance or {}}
-        save_state(folder, step, model, optimizers, extra)
-        _tell(on_save, "last", step)
-
     if is_main and progress.step >= config.steps:
         _tell(on_save, "last", progress.step)  # a kill may have come between state and drafter
     for step in range(progress.step + 1, config.steps + 1):
-        set_rate(optimizers, config, step)
+        set_rate(learner.optimizers, config, step)
         sums = torch.zeros(3, device=accelerator.device)  # loss, prefix positions, tokens
         hits = torch.zeros(1, device=accelerator.device)
         for micro in range(num_micro):
-            with _synchronised(accelerator, together, is_last=micro == num_micro - 1):
+            with learner.synchronised(is_last=micro == num_micro - 1):
                 number = (step - 1) * config.accumulate + micro * accelerator.num_processes
                 batch = batches(number + accelerator.process_index).to(accelerator.device)
-                loss = together(batch)
+                loss = learner(batch)
                 accelerator.backward(loss.total / num_micro)
             sums += torch.stack(
                 [
@@ -141,12 +133,19 @@ def train(
                 ]
             )
             hits = hits + loss.prefix_hits
-        norm = accelerator.clip_grad_norm_(together.parameters(), config.clip)
-        for optimizer in prepared:
+        norm = full(accelerator.clip_grad_norm_(learner.together.parameters(), config.clip))
+        for optimizer in learner.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         sums, hits = (accelerator.reduce(x, reduction="sum") for x in (sums, hits))
         progress.step, progress.tokens = step, progress.tokens + int(sums[2])
+        is_end = step == config.steps
+        evaluates = is_end or step % config.evaluate_every == 0
+        saves = is_end or step % config.save_every == 0
+        keeps = config.milestone_every is not None and step % config.milestone_every == 0
+        if evaluates or saves or keeps:
+            learner.gather()
+        optimizer_states = learner.states(is_kept=is_main) if saves else []
         if not is_main:
             continue
         record: dict[str, object] = {
@@ -155,10 +154,10 @@ def train(
             "loss": float(sums[0]),
             "prefix_accuracy": _shares(hits, sums[1]),
             "gradient_norm": float(norm),
-            "learning_rate": optimizers[0].param_groups[0]["lr"],
+            "learning_rate": learner.optimizers[0].param_groups[0]["lr"],
             "seconds": round(time.perf_counter() - started, 2),
         }
-        if step % config.evaluate_every == 0 or step == config.steps:
+        if evaluates:
             last = measure(model, objective, readout, held_out)
             if evaluate:
                 last |= evaluate()
@@ -170,10 +169,13 @@ def train(
             accelerator.log(scalars(record), step=step)
         if on_step:
             on_step(record)
-        if config.milestone_every and step % config.milestone_every == 0:
+        if keeps:
             _tell(on_save, "milestone", step)
-        if step % config.save_every == 0 or step == config.steps:
-            save(step)
+        if saves:
+            progress.seconds = time.perf_counter() - started
+            extra = progress.extra() | {"provenance": provenance or {}}
+            save_state(folder, step, model, optimizer_states, extra)
+            _tell(on_save, "last", step)
     accelerator.wait_for_everyone()
     if config.tracker:
         accelerator.end_training()
@@ -211,7 +213,8 @@ def measure(
 class _Together(nn.Module):
     """Network and objective as one module.
 
-    Data parallelism and autocast hook `forward`; objectives call a network's other methods.
+    Data parallelism, sharding and autocast hook `forward`; objectives call a network's other
+    methods.
     """
 
     def __init__(self, model: nn.Module, objective: Objective, readout: Readout) -> None:
@@ -221,9 +224,56 @@ class _Together(nn.Module):
             if isinstance(value, Tensor):
                 setattr(objective, name, value.to(readout.embedding.device))
 
-    def forward(self, batch: Batch) -> Loss:
+    def forward(self, batch: Batch) -> tuple[Tensor, Loss]:
+        """The batch's loss: what is differentiated on its own, where sharding looks for it."""
+        loss = self.objective(self.model, batch, self.readout)
+        return loss.total, loss
+
+
+class _Copies:
+    """The whole network in every process, gradients averaged: what `Shards` is the twin of."""
+
+    def __init__(
+        self, together: nn.Module, optimizers: list[torch.optim.Optimizer], accelerator: Accelerator
+    ) -> None:
+        self.together, self.optimizers = accelerator.prepare(together), optimizers
+        self._accelerator = accelerator
+
+    def __call__(self, batch: Batch) -> Loss:
         """The batch's loss."""
-        return self.objective(self.model, batch, self.readout)
+        return self.together(batch)[1]
+
+    def synchronised(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """Gradients travel between processes with the last batch of a step only."""
+        return nullcontext() if is_last else self._accelerator.no_sync(self.together)
+
+    def gather(self) -> None:
+        """Nothing: the network is whole."""
+
+    def states(self, *, is_kept: bool) -> list[torch.optim.Optimizer]:
+        """The optimizers, which are whole."""
+        return self.optimizers if is_kept else []
+
+
+def _learner(
+    model: nn.Module,
+    objective: Objective,
+    readout: Readout,
+    optimizers: list[torch.optim.Optimizer],
+    config: TrainConfig,
+    accelerator: Accelerator,
+) -> _Copies | Shards:
+    """What takes the steps: the network itself, or this process's part of it."""
+    if not config.shard:
+        if config.recompute:
+            recompute_mlps(model)
+        return _Copies(_Together(model, objective, readout), optimizers, accelerator)
+    twin = deepcopy(model).to(accelerator.device)  # the network stays whole for evaluations
+    if config.recompute:
+        recompute_mlps(twin)
+    return Shards(
+        _Together(twin, objective, readout), model, optimizers, config, accelerator.device
+    )
 
 
 @dataclass(slots=True)
@@ -258,15 +308,19 @@ class _Progress:
         return True
 
 
-def _check_parallel(accelerator: Accelerator) -> None:
-    """Refuse to shard the network: states and evaluations hold it whole."""
+def _check_parallel(accelerator: Accelerator, config: TrainConfig) -> None:
+    """Refuse launchers that shard in their own way, and parts of a network in one process."""
     kind = accelerator.distributed_type
     if kind in (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise SettingError(
             "distributed type",
             kind.value,
-            "data parallel: a drafter with its optimizer fits one device",
-            "run `accelerate config` without sharding, or use torchrun; see docs/training.md",
+            "plain data parallel, on which --shard splits the network by itself",
+            "run `accelerate config` without sharding, or use torchrun, and give --shard",
+        )
+    if config.shard and accelerator.num_processes == 1:
+        raise SettingError(
+            "shard", "on", "off in a single process", "leave it out, or use torchrun"
         )
 
 
@@ -284,13 +338,6 @@ def share_of(config: TrainConfig, num_processes: int) -> int:
             f"use --accumulate {num_processes}",
         )
     return config.accumulate // num_processes
-
-
-def _synchronised(
-    accelerator: Accelerator, model: nn.Module, *, is_last: bool
-) -> AbstractContextManager[None]:
-    """Gradients travel between processes with the last batch of a step only."""
-    return nullcontext() if is_last else accelerator.no_sync(model)
 
 
 def _shares(hits: Tensor, count: Tensor) -> list[float]:
