@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from accelerate import Accelerator, DistributedType
@@ -30,7 +31,9 @@ from slipstream.train.metrics import Metrics, scalars
 from slipstream.train.objectives.protocol import Loss, Objective
 from slipstream.train.optimize import make_optimizers, set_rate
 from slipstream.train.recompute import recompute_mlps
-from slipstream.train.sharding import Shards, full
+
+if TYPE_CHECKING:
+    from slipstream.train.sharding import Shards
 
 CPU = torch.device("cpu")
 
@@ -91,7 +94,7 @@ def train(
             the network sharded, or there is one process to shard it over.
         CheckpointError: the newest state cannot be read or is of another network.
     """
-    if device.index is not None:
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # what "cuda" means to accelerate from here on
     accelerator = Accelerator(
         mixed_precision=config.precision,
@@ -133,7 +136,7 @@ def train(
                 ]
             )
             hits = hits + loss.prefix_hits
-        norm = full(accelerator.clip_grad_norm_(learner.together.parameters(), config.clip))
+        norm = learner.clip(config.clip)
         for optimizer in learner.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -247,6 +250,10 @@ class _Copies:
         """Gradients travel between processes with the last batch of a step only."""
         return nullcontext() if is_last else self._accelerator.no_sync(self.together)
 
+    def clip(self, most: float) -> Tensor:
+        """Make the gradient's norm at most this; what it was."""
+        return self._accelerator.clip_grad_norm_(self.together.parameters(), most)
+
     def gather(self) -> None:
         """Nothing: the network is whole."""
 
@@ -268,6 +275,8 @@ def _learner(
         if config.recompute:
             recompute_mlps(model)
         return _Copies(_Together(model, objective, readout), optimizers, accelerator)
+    from slipstream.train.sharding import Shards  # takes a second
+
     twin = deepcopy(model).to(accelerator.device)  # the network stays whole for evaluations
     if config.recompute:
         recompute_mlps(twin)

@@ -75,6 +75,10 @@ class Shards:
         self.together.set_requires_gradient_sync(is_last)
         return nullcontext()
 
+    def clip(self, most: float) -> Tensor:
+        """Make the whole gradient's norm at most this; what it was."""
+        return full(nn.utils.clip_grad_norm_(self.together.parameters(), most))
+
     @torch.no_grad()
     def gather(self) -> None:
         """Bring the whole network up to date."""
