@@ -113,6 +113,7 @@ def train(
         progress.restore(load_state(states(folder)[-1], model, optimizers))
     metrics = Metrics(folder / "metrics.jsonl", progress.step) if is_main else None
     learner = _learner(model, objective, readout, optimizers, config, accelerator)
+    del optimizers  # whole states of a resumed run, which parts of them replace when sharded
     if config.tracker:
         accelerator.init_trackers("slipstream", config.model_dump())
     started, last = time.perf_counter() - progress.seconds, {}
