@@ -135,6 +135,13 @@ def test_no_weight_is_lost(name, publishes, target):
             original = target.embedding if "embed" in short else target.head
             assert torch.equal(tensor, original)
             continue
+        if short == "token_map":  # vLLM fails on its own map: the head is written whole
+            assert torch.equal(written.tensors["draft_ids"], tensor)
+            continue
+        if short == "lm_heads.0.weight":
+            of_map = written.tensors[short][found.files.tensors["token_map"]]
+            assert torch.equal(of_map, tensor)
+            continue
         assert torch.equal(written.tensors[short], tensor), short
 
 
