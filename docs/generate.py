@@ -264,7 +264,10 @@ def method_measured(name: str) -> str:
         rows = [row for row in value["rows"] if re.split(r"[+:]", row["method"])[0] == name]
         if not rows:
             continue
-        lines = ["| task | setup | T | tokens/pass | speed-up |", "|---|---|---|---|---|"]
+        lines = [
+            "| task | setup | T | rows | tokens/pass | speed-up |",
+            "|---|---|---|---|---|---|",
+        ]
         for row in rows:
             tau, speedup = (
                 f"{row[key]:.2f} ({row[f'{key}_ci'][0]:.2f}\u2013{row[f'{key}_ci'][1]:.2f})"
@@ -272,11 +275,15 @@ def method_measured(name: str) -> str:
             )
             setup = f"`{row['method']}`" + _nodes_of(value, row["method"])
             lines.append(
-                f"| {row['task']} | {setup} | {row['temperature']:g} | {tau} | {speedup} |"
+                f"| {row['task']} | {setup} | {row['temperature']:g} | {row['num_rows']} | {tau} "
+                f"| {speedup} |"
             )
         where, file = value["environment"], path.relative_to(ROOT).as_posix()
         place = f"{where['dtype']}, {machine(where)}, {where['num_threads']} threads"
-        source = f"[`{file}`](../../{file}): {where['model']}, {place}."
+        counts = "/".join(map(str, sorted({row["num_prompts"] for row in rows})))
+        length = value["settings"]["max_new_tokens"]
+        asked = f"{counts} prompts a task, {length} new tokens"
+        source = f"[`{file}`](../../{file}): {where['model']}, {place}, {asked}."
         lines += ["", f"{source} 95% intervals over prompts."]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No committed result holds this method yet."
@@ -628,6 +635,7 @@ def python_api() -> str:
     for name, value in (
         ("slipstream.load", slipstream.load),
         ("Engine.generate", Engine.generate),
+        ("Engine.request", Engine.request),
         ("Engine.stream", Engine.stream),
         ("Engine.serve", Engine.serve),
         ("Result", Result),
@@ -636,11 +644,16 @@ def python_api() -> str:
     ):
         lines = [f"## {name}", "", "```text"]
         if not inspect.isclass(value):
-            shown = [
-                f"    {each.name}" + ("" if each.default is each.empty else f" = {each.default!r}")
-                for each in inspect.signature(value).parameters.values()
-                if each.name != "self"
-            ]
+            shown, is_bare = [], False  # a bare star: what follows is given by name
+            for each in inspect.signature(value).parameters.values():
+                if each.name == "self":
+                    continue
+                if each.kind is each.KEYWORD_ONLY and not is_bare:
+                    shown.append("    *")
+                is_bare = is_bare or each.kind in (each.KEYWORD_ONLY, each.VAR_POSITIONAL)
+                stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+                default = "" if each.default is each.empty else f" = {each.default!r}"
+                shown.append(f"    {stars}{each.name}{default}")
             lines += [f"{name}(", *(f"{line}," for line in shown), ")", ""]
         lines += [inspect.cleandoc(value.__doc__ or ""), "```"]
         parts.append("\n".join(lines))

@@ -45,7 +45,10 @@ def write_gguf(
     writer.add_vocab_size(config.vocab_size)
     _add_rope_scaling(writer, config)
     for key, value in metadata.items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = {
+            bool: writer.add_bool, int: writer.add_uint32,
+            float: writer.add_float32, str: writer.add_string,
+        }  # fmt: skip
         add[type(value)](key.replace("__", "."), value)
     _add_tokenizer(writer, tokenizer, config.vocab_size)
     names = gguf.get_tensor_name_map(

@@ -122,7 +122,8 @@ class Lab:
     def fingerprint(self) -> str:
         """Hash of the code that decodes, the drafter that ships, the prompts and the versions."""
         package, digest = Path(slipstream.__file__).parent, hashlib.sha256()
-        files = [path for part in DECODING for path in sorted((package / part).rglob("*.py"))]
+        code = ("*.py", "*.cpp", "*.hpp")
+        files = [p for part in DECODING for c in code for p in sorted((package / part).rglob(c))]
         files += [package / part for part in DECODING if part.endswith(".py")]
         drafter = zoo_folder() / f"eagle3-{MODEL}"
         files += [drafter / "config.json", drafter / "model.safetensors"]

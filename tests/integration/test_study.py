@@ -34,6 +34,21 @@ def short(monkeypatch):
 
 
 @pytest.mark.usefixtures("short")
+def test_other_setups_take_the_place_of_the_studys(slipstream, model, drafter, tmp_path):
+    setups = ("--better", f"eagle3:budget=4,depth=2,topk=2,drafter={drafter}", "--worse", "ngram")
+    code, out, _ = slipstream(
+        "study", "tree", "--model", model, "--threads", 1, *setups, *RUN,
+        "--output", tmp_path / "a.svg", "--json",
+    )  # fmt: skip
+    value = json.loads(out)
+    assert code in (0, 1) and list(value["result"]["tau"]) == [setups[1], "ngram"]
+    code, out, err = slipstream("study", "tree", "--better", "ngram", "--worse", "ngram")
+    assert (code, out) == (2, "") and "another setup" in err
+    code, out, err = slipstream("study", "lookup", "--worse", "eagle3")
+    assert (code, out) == (2, "") and "one setup" in err
+
+
+@pytest.mark.usefixtures("short")
 def test_a_claim_is_measured_on_the_users_model(slipstream, model, tmp_path):
     figure = tmp_path / "lookup.svg"
     code, out, _ = slipstream(

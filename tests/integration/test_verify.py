@@ -96,6 +96,7 @@ def test_a_server_that_gives_text_alone_is_judged_by_its_text(
     from slipstream.target.hf import load_target
 
     engine = plain_engine(load_target(model, dtype="float32"))
+
     def call(self, path, request=None):
         if path == "/models":
             return {"data": [{"id": "ours"}]}

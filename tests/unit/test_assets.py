@@ -49,10 +49,11 @@ def test_two_turns_where_the_set_has_two():
     assert rows[0].id == "81" and rows[0].source == "writing"
 
 
-def test_the_wheel_takes_every_file_of_the_folder():
+def test_the_wheel_takes_every_file_of_the_assets():
     project = Path(__file__).parents[2] / "pyproject.toml"
     settings = tomllib.loads(project.read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]["slipstream"]
     package = BENCHMARK.parents[1]
     taken = {path for pattern in patterns for path in package.glob(pattern)}
-    assert {path for path in BENCHMARK.rglob("*") if path.is_file()} <= taken
+    assets = [path for path in (package / "assets").rglob("*") if path.is_file()]
+    assert set(assets) <= taken and len({path.parent for path in assets}) > 2

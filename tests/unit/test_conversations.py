@@ -1,5 +1,6 @@
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -98,16 +99,18 @@ def test_prompt_dialects_and_token_rows(tmp_path):
 
 def test_an_answer_that_calls_tools_is_kept_as_history_and_not_half_learned(tmp_path):
     call = {"type": "function", "function": {"name": "now", "arguments": {"zone": "UTC"}}}
+    said = {"type": "function", "function": {"name": "now", "arguments": '{"zone": "UTC"}'}}
     turns = [
         {"role": "user", "content": "time?"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "content": "12:00"},
+        {"role": "assistant", "content": None, "tool_calls": [said]},
+        {"role": "tool", "content": "12:00", "tool_call_id": "c1"},
         {"role": "assistant", "content": "noon", "tool_calls": []},
     ]
     path = write(tmp_path, json.dumps({"prompt": "x"}) + "\n" + json.dumps({"messages": turns}))
     _, row = read_rows(path)
-    assert row.messages[1].to_dict() == turns[1] | {"content": ""}
-    assert Message.from_dict(row.messages[1].to_dict()) == row.messages[1]
+    assert row.messages[1].to_dict() == turns[1] | {"content": "", "tool_calls": [call]}
+    assert row.messages[2].to_dict() == turns[2]
+    assert all(Message.from_dict(m.to_dict()) == m for m in row.messages)
     tokenizer = byte_tokenizer(TOOLS)
     with pytest.raises(DataError, match=r"row rows:2 \(line 2\): an answer has tool_calls"):
         supervise(row, tokenizer, max_length=999)
@@ -116,6 +119,12 @@ def test_an_answer_that_calls_tools_is_kept_as_history_and_not_half_learned(tmp_
     assert '<tool_call>{"name": "now", "arguments": {"zone": "UTC"}}' in tokenizer.decode(
         last.tokens
     )
+    cut = replace(row, messages=row.messages[:3])  # the call is the last answer now
+    with pytest.raises(DataError, match="an answer has tool_calls"):
+        supervise(cut, tokenizer, max_length=999, last_turn_only=True)
+    turns[1]["tool_calls"] = [{"function": {"name": "now", "arguments": "{"}}]
+    with pytest.raises(DataError, match=r"line 1: arguments in messages\[1\].tool_calls"):
+        list(read_rows(write(tmp_path, json.dumps({"messages": turns}))))
     turns[1]["tool_calls"] = "now()"
     with pytest.raises(DataError, match=r"line 1: messages\[1\].tool_calls is text"):
         list(read_rows(write(tmp_path, json.dumps({"messages": turns}))))

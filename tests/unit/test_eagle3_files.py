@@ -95,6 +95,13 @@ def test_full_vocabulary_needs_no_map(tmp_path):
     assert eagle3.read(tmp_path / "full").vocabulary.is_full
 
 
+def test_the_first_ids_are_a_map_where_t2d_says_so(tmp_path):
+    """Of a target with more rows than ids, a drafter of all ids has offsets of zero."""
+    first = DraftVocabulary(torch.arange(U), V)
+    again = DraftVocabulary.from_files(first.offsets(), first.mask(), V)
+    assert torch.equal(again.target_ids, first.target_ids) and not again.is_full
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

@@ -99,6 +99,13 @@ def test_a_scaling_that_cannot_be_read_is_refused(metadata, says, written, tmp_p
     assert not any((tmp_path / "cache" / "slipstream").iterdir())
 
 
+def test_a_scaling_that_was_tuned_for_is_read(written):
+    said = {"type": "linear", "factor": 4.0, "finetuned": True}
+    _, path = written(**{f"llama__rope__scaling__{key}": value for key, value in said.items()})
+    rope = load_target(str(path), dtype="float32", device="cpu").model.config.rope_parameters
+    assert rope["rope_type"] == "linear" and rope["factor"] == 4.0
+
+
 @pytest.mark.parametrize("factor", [1.0, 0.0])
 def test_a_factor_that_changes_nothing_is_none(factor, written):
     model, path = written(llama__rope__scale_linear=factor)

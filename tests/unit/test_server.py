@@ -19,7 +19,7 @@ from slipstream.target.tokens import TargetTokenizer
 class Stub(BaseHTTPRequestHandler):
     """Says "yes" and ends; fails or leaves out ids when told to."""
 
-    gives_ids, broken, asked = True, 0, []
+    gives_ids, broken, asked, keys = True, 0, [], []
 
     def do_GET(self):
         self.reply({"data": [{"id": "tiny"}]})
@@ -27,6 +27,7 @@ class Stub(BaseHTTPRequestHandler):
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         Stub.asked.append(request)
+        Stub.keys.append(self.headers["Authorization"])
         if Stub.broken:
             Stub.broken -= 1
             self.send_error(503)
@@ -128,6 +129,16 @@ def test_a_reply_that_breaks_off_is_asked_for_again(url, prompts, tmp_path, monk
     monkeypatch.setattr(Stub, "reply", cut)
     _, report, _ = answer(url, prompts, tmp_path / "answers.jsonl")
     assert report.rows == 3 and not left[0]
+
+
+def test_the_key_of_the_environment_goes_along(url, prompts, tmp_path, monkeypatch):
+    monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
+    answer(url, prompts, tmp_path / "a.jsonl")
+    assert set(Stub.keys) == {None}
+    monkeypatch.setattr(Stub, "keys", [])
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "secret")
+    answer(url, prompts, tmp_path / "b.jsonl")
+    assert set(Stub.keys) == {"Bearer secret"}
 
 
 def test_an_address_that_is_none_is_told():

@@ -65,6 +65,15 @@ def test_one_prompt_decides_nothing() -> None:
     assert found["verdict"] == "undecided" and found["result"]["interval"] is None
 
 
+@pytest.mark.parametrize("name", ["hass", "lookup"])
+def test_answers_of_one_token_decide_nothing(name: str) -> None:
+    study = studies.get(name)
+    of_setups = [samples(method, 1.0) for method in study.methods]
+    none = [sample | {"num_target_passes": 0} for of in of_setups for sample in of]
+    found = studies.judge(study, WHERE | {"samples": none})
+    assert found["verdict"] == "undecided" and found["result"]["num_prompts"] == 0
+
+
 def test_the_claim_about_tasks_compares_with_the_best_other_one() -> None:
     study = studies.get("lookup")
     taus = {"summarization": 2.0, "mt_bench": 1.2, "gsm8k": 1.6}

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from slipstream.bench.equality import first_difference
+from slipstream.data.server import headers
 from slipstream.errors import DataError
 
 TIE = 0.1  # nats between two tokens that reduced precision may swap
@@ -141,9 +142,8 @@ class Server:
 
     def _call(self, path: str, request: dict[str, Any] | None = None) -> Any:
         body = None if request is None else json.dumps(request).encode()
-        headers = {"Content-Type": "application/json"}
         try:
-            asked = urllib.request.Request(self.url + path, body, headers)
+            asked = urllib.request.Request(self.url + path, body, headers())
             with urllib.request.urlopen(asked, timeout=SECONDS) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:

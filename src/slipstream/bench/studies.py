@@ -14,8 +14,6 @@ from slipstream.bench import measures
 from slipstream.errors import UnknownNameError
 
 TASKS = ("mt_bench", "gsm8k", "humaneval", "summarization")
-LIMIT = 20  # prompts a task
-MAX_NEW_TOKENS = 96
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 RESULTS = resources.files("slipstream") / "assets" / "studies"
 
@@ -122,7 +120,7 @@ def judge(study: Study, result: Mapping[str, Any]) -> dict[str, Any]:
         if sample["method"] in study.methods and passes:
             key = sample["task"], sample["prompt_index"]
             taken.setdefault(sample["method"], {})[key] = sample["tau"] * passes, passes
-    of_setups = [taken[method] for method in study.methods]
+    of_setups = [taken.get(method, {}) for method in study.methods]
     if study.best_task is None:
         ratio, interval, tau, count = _pair(*of_setups)
         tau = dict(zip(study.methods, tau, strict=True))
@@ -168,14 +166,16 @@ def rows_of(study: Study, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _Taken = Mapping[tuple[str, int], tuple[float, int]]
-_Found = tuple[float, measures.Interval | None, Any, int]
+_Found = tuple[float | None, measures.Interval | None, Any, int]
 
 
 def _pair(better: _Taken, worse: _Taken) -> _Found:
     keys = sorted(better.keys() & worse.keys())
+    if not keys:  # no answer had a second token
+        return None, None, (None, None), 0
     pairs = np.array([[*better[key], *worse[key]] for key in keys])  # [P, 4] tokens, passes
     tokens, passes, other_tokens, other_passes = pairs.T
-    ratio, interval = 0.0, None
+    interval = None
     taus = [float(tokens.sum() / passes.sum()), float(other_tokens.sum() / other_passes.sum())]
     ratio = taus[0] / taus[1]
     if len(keys) > 1:
@@ -194,6 +194,8 @@ def _best(taken: _Taken, best_task: str) -> _Found:
     }
     tau = {task: float(rows[:, 0].sum() / rows[:, 1].sum()) for task, rows in by_task.items()}
     others = [task for task in by_task if task != best_task]
+    if best_task not in tau or not others:
+        return None, None, tau, len(taken)
     ratio = tau[best_task] / max(tau[task] for task in others)
     if min(map(len, by_task.values())) < 2:
         return ratio, None, tau, len(taken)

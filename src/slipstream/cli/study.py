@@ -24,9 +24,10 @@ from slipstream.errors import SettingError
 if TYPE_CHECKING:
     from slipstream.bench.studies import Study
 
+LIMIT, MAX_NEW_TOKENS = 20, 96  # of the result that ships
 RUNS_ONLY = (
     "model", "tasks", "limit", "max_new_tokens", "temperature", "dtype", "device", "threads",
-    "output", "overwrite",
+    "output", "overwrite", "better", "worse",
 )  # fmt: skip
 
 
@@ -39,12 +40,24 @@ def study(
         bool, typer.Option("--show", help="Print the result that ships, run nothing.")
     ] = False,
     model: o.ModelOption = DEFAULT_MODEL,
+    better: Annotated[
+        str | None,
+        typer.Option(
+            "--better",
+            metavar="SETUP",
+            help="In place of the study's first setup, as bench takes it: "
+            "eagle3:budget=11,depth=4,topk=4,drafter=FOLDER.",
+        ),
+    ] = None,
+    worse: Annotated[
+        str | None, typer.Option("--worse", metavar="SETUP", help="In place of its second.")
+    ] = None,
     tasks: Annotated[
         str | None,
         typer.Option("--tasks", metavar="X,Y", help="Prompt sets; the four of the shipped result."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="Prompts per task.")] = 20,
-    max_new_tokens: o.MaxNewTokensOption = 96,
+    limit: Annotated[int, typer.Option("--limit", help="Prompts per task.")] = LIMIT,
+    max_new_tokens: o.MaxNewTokensOption = MAX_NEW_TOKENS,
     temperature: o.TemperatureOption = 0.0,
     dtype: o.DtypeOption = "auto",
     device: o.DeviceOption = "auto",
@@ -72,7 +85,7 @@ def study(
                 for one in found:
                     typer.echo(f"{one['name']:<14}{one['claim']:<38}{one['verdict']}")
         return
-    asked = studies.get(name)
+    asked = _with_setups(studies.get(name), better, worse)
     with json_output(json) as writer:
         if show:
             refuse_idle(context, RUNS_ONLY, "with --show")
@@ -89,6 +102,22 @@ def study(
             _tell(asked, found)
     if found["verdict"] != studies.HOLDS:
         raise typer.Exit(1)
+
+
+def _with_setups(asked: Study, better: str | None, worse: str | None) -> Study:
+    """The study of other setups, such as of the user's own drafters."""
+    from dataclasses import replace
+
+    from slipstream.bench.specs import parse_spec
+
+    given = [better, worse][: len(asked.methods)]
+    if worse is not None and len(asked.methods) == 1:
+        raise SettingError("worse", f"'{worse}'", "nothing: this study has one setup")
+    pairs = zip(given, asked.methods, strict=True)
+    methods = tuple(theirs if ours is None else parse_spec(ours).name for ours, theirs in pairs)
+    if len(set(methods)) < len(methods):
+        raise SettingError("better", f"'{methods[0]}'", "another setup than the second one")
+    return replace(asked, methods=methods)
 
 
 def _check(asked: Study, path: Path, tasks: str | None, overwrite: bool) -> None:
@@ -139,14 +168,16 @@ def _run(
 
 def _tell(asked: Study, found: dict[str, Any]) -> None:
     result = found["result"]
-    low, high = result["interval"] or (float("nan"), float("nan"))
     where = result["environment"]
     typer.echo(f"{found['claim']} (arXiv:{asked.paper}): {found['verdict']}")
-    typer.echo(
-        f"  tokens a pass, ratio {result['ratio']:.3f}, 95% interval {low:.3f} to {high:.3f}"
-    )
+    if result["interval"] is None:
+        typer.echo("  too few answers for an interval")
+    else:
+        low, high = result["interval"]
+        ratio = f"{result['ratio']:.3f}, 95% interval {low:.3f} to {high:.3f}"
+        typer.echo(f"  tokens a pass, ratio {ratio}")
     for name, tau in result["tau"].items():
-        typer.echo(f"  {name:<36}{tau:.2f}")
+        typer.echo(f"  {name:<36}" + ("-" if tau is None else f"{tau:.2f}"))
     typer.echo(
         f"  {result['num_prompts']} prompts of {', '.join(result['tasks'])}; "
         f"{where['model']}, {where['dtype']}"

@@ -18,7 +18,7 @@ from slipstream.cli.inspection import tell_estimate
 from slipstream.data.extract import extract_shards, plan_texts
 from slipstream.data.online import OnlineStore
 from slipstream.data.store import Store
-from slipstream.errors import CheckpointError, DataError
+from slipstream.errors import CheckpointError, DataError, SettingError
 from slipstream.models.readout import Readout
 from slipstream.report.card import read_metrics, write_card
 from slipstream.target.hf import load_target
@@ -258,6 +258,11 @@ class Run:
             num_layers=spec.num_layers,
             name=spec.name,
         )
+        if getattr(checkpoint.model.config, "has_embedding", False):
+            raise SettingError(
+                "drafter", folder, "one that reads the target's embedding: training does",
+                "train a new drafter without --drafter",
+            )  # fmt: skip
         return checkpoint
 
     def _material(self) -> Material:

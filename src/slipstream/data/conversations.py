@@ -52,13 +52,16 @@ class Message:
         role: user, assistant, system, developer or tool.
         content: its text.
         reasoning: the assistant's thoughts, where the data keeps them apart.
-        tool_calls: what the assistant calls, as OpenAI describes it; for templates.
+        tool_calls: what the assistant calls, as OpenAI describes it but for the arguments, which
+            are an object: templates write them themselves.
+        tool_call_id: of the call that a tool answers.
     """
 
     role: str
     content: str
     reasoning: str | None = None
     tool_calls: tuple[Any, ...] = ()
+    tool_call_id: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The form chat templates read."""
@@ -67,6 +70,8 @@ class Message:
             plain["reasoning_content"] = self.reasoning
         if self.tool_calls:
             plain["tool_calls"] = list(self.tool_calls)
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
         return plain
 
     @classmethod
@@ -77,6 +82,7 @@ class Message:
             plain["content"],
             plain.get("reasoning_content"),
             tuple(plain.get("tool_calls", ())),
+            plain.get("tool_call_id"),
         )
 
 
@@ -274,6 +280,7 @@ def _message(turn: object, key: str, where: str) -> Message:
             "rename the role",
         )
     reasoning, calls = turn.get("reasoning_content"), turn.get("tool_calls") or []
+    answered = turn.get("tool_call_id")
     if not isinstance(calls, list):
         raise DataError(
             f"{where}: {key}.tool_calls is {_kind(calls)}, expected a list", "fix the line"
@@ -283,8 +290,21 @@ def _message(turn: object, key: str, where: str) -> Message:
         role,
         _text(said, f"{key}.{text_key}", where),
         None if reasoning is None else _text(reasoning, f"{key}.reasoning_content", where),
-        tuple(calls),
+        tuple(_call(call, f"{key}.tool_calls", where) for call in calls),
+        None if answered is None else _text(answered, f"{key}.tool_call_id", where),
     )
+
+
+def _call(call: object, key: str, where: str) -> object:
+    """A call as templates read it: OpenAI's arguments are a text of JSON, theirs the object."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        raise DataError(f"{where}: arguments in {key} are no JSON", "fix the line") from None
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _text(value: object, key: str, where: str) -> str:

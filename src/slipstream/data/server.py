@@ -8,6 +8,7 @@ only text has it tokenised again, which is counted, because the ids may differ f
 from __future__ import annotations
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -20,8 +21,17 @@ from typing import Any
 
 from slipstream.errors import DataError
 
+API_KEY = "SLIPSTREAM_API_KEY"
 RETRIES = 3
 SECONDS = 600.0  # for one answer
+
+
+def headers() -> dict[str, str]:
+    """Of a request to an OpenAI-compatible server; with the key that the environment holds."""
+    key = os.environ.get(API_KEY)
+    return {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {key}"} if key else {}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +163,9 @@ class ServerAnswerer:
     def _call(self, path: str, request: dict[str, Any] | None = None) -> Any:
         """One exchange; a busy or restarting server is asked again a few times."""
         body = None if request is None else json.dumps(request).encode()
-        headers = {"Content-Type": "application/json"}
         for attempt in range(RETRIES):
             try:
-                asked = urllib.request.Request(self.url + path, body, headers)
+                asked = urllib.request.Request(self.url + path, body, headers())
                 with urllib.request.urlopen(asked, timeout=SECONDS) as reply:
                     return json.load(reply)
             except urllib.error.HTTPError as error:

@@ -81,7 +81,6 @@ def supervise(
         mask = [False] * len(conversation.prompt_ids) + [True] * len(response)
         return _cut(tokens, mask, max_length, skipped=0, mode="token ids")
     messages = [message.to_dict() for message in conversation.messages]
-    _refuse_calls(conversation, messages[-1:] if last_turn_only else messages)
     while messages and messages[0]["role"] == "assistant":  # nothing asked for it
         messages.pop(0)
     while messages and messages[-1]["role"] != "assistant":
@@ -91,6 +90,7 @@ def supervise(
             f"row {conversation.id}: no user turn followed by an assistant turn, nothing to learn",
             "answer the prompts first: `slipstream data regenerate`",
         )
+    _refuse_calls(conversation, messages[-1:] if last_turn_only else messages)
     chat = Chat(tokenizer, conversation.id)
     if chat.has_generation_tags:
         tagged = _by_tags(chat, messages, last_turn_only)

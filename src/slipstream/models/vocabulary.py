@@ -71,9 +71,11 @@ class DraftVocabulary:
 
         Raises:
             CheckpointError: the offsets do not give a one-to-one map, t2d contradicts them, or all
-                are zero though the draft vocabulary is a part: a map that was never filled.
+                are zero though the draft vocabulary is a part: a map that was never filled, unless
+                t2d says that the part is the first ids (targets have rows beyond their ids).
         """
-        if d2t.numel() < target_size and not d2t.any():
+        is_first = t2d is not None and bool(t2d[: d2t.numel()].all())
+        if d2t.numel() < target_size and not d2t.any() and not is_first:
             raise CheckpointError(
                 f"d2t is all zero for {d2t.numel()} of {target_size} ids: the map was never filled",
                 hint="the map is part of the training; take it from where the weights come from",

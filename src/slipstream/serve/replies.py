@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.engine.prompts import Tokenizer
 from slipstream.engine.request import Result, TokenScore
 from slipstream.engine.text import Decoder, Detokenizer
-from slipstream.target.tokens import TargetTokenizer, _byte_letters
+from slipstream.target.tokens import TargetTokenizer, byte_letters
 
 LEAST = -9999.0  # JSON has no -infinity; vLLM's stand-in
 
@@ -71,7 +71,7 @@ class Spelling:
         self._added = {int(id): token.content for id, token in added.items()}
         self._single = frozenset(tokenizer.byte_ids)  # spelled <0x0A>, or as one letter
         is_byte_level = any(len(self._tokens[id]) == 1 for id in tokenizer.byte_ids[:1])
-        letters = enumerate(_byte_letters()) if is_byte_level else ()
+        letters = enumerate(byte_letters()) if is_byte_level else ()
         self._bytes = {letter: byte for byte, letter in letters}
 
     def bytes(self, token: int) -> bytes:

@@ -18,7 +18,7 @@ from slipstream.errors import UnsupportedTargetError
 
 DIVISORS = "rope_freqs.weight"
 LONG = ("rope_factors_long.weight", "rope_factors_short.weight")
-IDLE = {  # what may be there besides, and the value that changes nothing
+IDLE = {  # what may be there besides, and the value that changes nothing; None: any
     "finetuned": None,
     "attn_factor": 1.0,
     "yarn_attn_factor": 1.0,
@@ -99,7 +99,7 @@ def _of_metadata(said: dict[str, Any], name: str) -> dict[str, Any] | None:
     betas = {key: said.pop(f"yarn_{key}", None) for key in ("beta_fast", "beta_slow")}
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
-    odd = [f"{key} {value}" for key, value in said.items() if IDLE.get(key, value) != value]
+    odd = [f"{k} {value}" for k, value in said.items() if IDLE.get(k) not in (None, value)]
     odd += [key for key in said if key not in IDLE]
     if kind not in ("linear", "yarn") or odd or factor <= 0:
         raise _unknown(name, " with ".join([f"{kind} by {factor:g}", *odd]))

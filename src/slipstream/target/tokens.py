@@ -120,13 +120,13 @@ class TargetTokenizer:
         named = [f"<0x{byte:02X}>" for byte in range(256)]
         if all(name in vocabulary for name in named):  # SentencePiece with byte fallback
             return tuple(sorted(int(vocabulary[name]) for name in named))
-        letters = [letter for letter in _byte_letters() if letter in vocabulary]
+        letters = [letter for letter in byte_letters() if letter in vocabulary]
         if len(letters) < 200:  # not a byte-level vocabulary
             return ()
         return tuple(sorted(int(vocabulary[letter]) for letter in letters))
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """The character byte-level BPE writes for each byte (Radford et al. 2019, GPT-2)."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     letters, spare = [], 256
