@@ -37,7 +37,7 @@ from slipstream.types import DraftTree
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "slipstream"
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- /generated -->)", re.DOTALL)
-MAIN, FAMILY = "mt_bench_greedy", "family_greedy"
+MAIN, FAMILY, SAMPLED = "mt_bench_greedy", "family_greedy", "family_sampled"
 # What papers report for a setup: tokens a pass and speed-up on MT-bench at temperature 0 (unless
 # stated), and where. Table 1 of EAGLE-3's paper (arXiv:2503.01840) has most of them: Vicuna-13B.
 REPORTED = {
@@ -235,6 +235,30 @@ def family() -> str:
     )
 
 
+def family_sampled() -> str:
+    """The same at temperature 1, on fewer prompts: tokens a pass and speed-up."""
+    found = [(path, value) for path, value in _benches() if path.stem == SAMPLED]
+    if not found:
+        return "No result is committed yet."
+    ((path, value),) = found
+    tasks = list(dict.fromkeys(row["task"] for row in value["rows"]))
+    lines = [f"| setup | {' | '.join(tasks)} |", "|---" * (len(tasks) + 1) + "|"]
+    for setup in dict.fromkeys(row["method"] for row in value["rows"]):
+        rows = {row["task"]: row for row in value["rows"] if row["method"] == setup}
+        cells = [f"{rows[task]['tau']:.2f}, {rows[task]['speedup']:.2f}\u00d7" for task in tasks]
+        lines.append(f"| `{setup}` | {' | '.join(cells)} |")
+    where, file = value["environment"], path.relative_to(ROOT).as_posix()
+    counts = ", ".join(map(str, sorted({row["num_prompts"] for row in value["rows"]})))
+    exact = [row for row in value["rows"] if row["identical"] is not None]
+    same = sum(row["identical"] + row["ties"] for row in exact)
+    return "\n".join(lines) + (
+        f"\n\n[`{file}`](../{file}): {counts} prompts a task, else as above; the drawn rules of "
+        "`specinfer` and `sequoia` keep the law and say other tokens, of the rest "
+        f"{same} of {sum(row['num_prompts'] for row in exact)} answers are plain decoding's with "
+        f"the same noise. {where['model']}, {where['dtype']}, {machine(where)}."
+    )
+
+
 def claims() -> str:
     """What the family's papers claim of each other, by a paired bootstrap over prompts."""
     _, value = _family()
@@ -383,6 +407,24 @@ def draft_cost() -> str:
         f"{value['rounds']} drafts.",
     ]
     return "\n".join(lines)
+
+
+def block_sampling() -> str:
+    """Tokens a pass of a block drafter above temperature 0, by how its children come about."""
+    name = "benchmarks/results/block_sampling.json"
+    if not (ROOT / name).is_file():
+        return "No result is committed yet."
+    value = json.loads((ROOT / name).read_text(encoding="utf-8"))
+    lines = ["| children, rule | tokens/pass (95%) |", "|---|---|"]
+    for row in value["rows"]:
+        low, high = row["interval"]
+        lines.append(f"| {row['way']} | {row['tau']:.2f} ({low:.2f}\u2013{high:.2f}) |")
+    how, where = value["settings"], value["environment"]
+    return "\n".join(lines) + (
+        f"\n\n[`{name}`](../{name}): `python benchmarks/block_sampling.py`, {where['model']}, "
+        f"{where['dtype']}, {how['prompts']} prompts of {how['task']}, {how['tokens']} tokens an "
+        f"answer, temperature {how['temperature']:g}, at most {how['budget']} drafted nodes."
+    )
 
 
 def confidence(name: str) -> str:
@@ -877,8 +919,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "verifiers": verifiers,
     "acceptance": acceptance,
     "draft-cost": draft_cost,
+    "block-sampling": block_sampling,
     "zoo": zoo,
     "family": family,
+    "family-sampled": family_sampled,
     "claims": claims,
     "engines": engines,
     "peers": peers,
