@@ -20,7 +20,7 @@ from slipstream.bench.environment import describe
 from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.runner import to_sample
 from slipstream.bench.tasks import read_task
-from slipstream.cli.bench_scripts import exit_status
+from slipstream.cli.main import exit_status
 from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.engine.engine import Engine
 from slipstream.sampling import Sampler

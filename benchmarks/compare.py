@@ -14,8 +14,8 @@ from pathlib import Path
 
 from slipstream.bench.against import TOLERANCE, compare
 from slipstream.bench.results import read
-from slipstream.cli.bench_scripts import exit_status
 from slipstream.cli.bench_tables import show_comparison
+from slipstream.cli.main import exit_status
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -22,7 +22,8 @@ from slipstream.bench.calibration import Judged
 from slipstream.bench.environment import describe
 from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.tasks import read_task
-from slipstream.cli.bench_scripts import exit_status, on_one_target, split
+from slipstream.cli.bench_scripts import on_one_target, split
+from slipstream.cli.main import exit_status
 from slipstream.report.drafting_figures import MOST_PLACES
 
 KIND = "slipstream confidence"

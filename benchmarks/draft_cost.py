@@ -15,7 +15,7 @@ from pathlib import Path
 from slipstream.bench.draft_cost import measure
 from slipstream.bench.environment import busy_share, describe
 from slipstream.bench.results import check_output, dumps, write_whole
-from slipstream.cli.bench_scripts import exit_status
+from slipstream.cli.main import exit_status
 from slipstream.target.hf import load_target
 
 

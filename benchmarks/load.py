@@ -23,7 +23,8 @@ from slipstream.bench.environment import busy_share, describe
 from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.specs import PLAIN, parse_specs
 from slipstream.bench.tasks import read_task
-from slipstream.cli.bench_scripts import exit_status, on_one_target, split_counts
+from slipstream.cli.bench_scripts import on_one_target, split_counts
+from slipstream.cli.main import exit_status
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Piece
 from slipstream.engine.service import Service

@@ -22,7 +22,8 @@ from typing import Any
 
 from slipstream import methods as catalogue
 from slipstream.bench.results import check_output, dumps, write_whole
-from slipstream.cli.bench_scripts import exit_status, split
+from slipstream.cli.bench_scripts import split
+from slipstream.cli.main import exit_status
 
 KIND = "slipstream memory"
 PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096

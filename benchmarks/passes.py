@@ -16,8 +16,9 @@ import torch
 from slipstream.bench import environment
 from slipstream.bench.profile import Machine, measure_machine, pass_of, times, work_of
 from slipstream.bench.results import dumps, write_whole
-from slipstream.cli.bench_scripts import exit_status, split
+from slipstream.cli.bench_scripts import split
 from slipstream.cli.checks import check_name
+from slipstream.cli.main import exit_status
 from slipstream.report.charts import line_chart
 from slipstream.target.hf import HFTarget, load_target
 

@@ -20,7 +20,8 @@ from slipstream import assemble
 from slipstream import methods as catalogue
 from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.cli import options as o
-from slipstream.cli.bench_scripts import exit_status, split
+from slipstream.cli.bench_scripts import split
+from slipstream.cli.main import exit_status
 from slipstream.cli.tasks import encode_tasks, read_texts
 from slipstream.cli.tune import loader
 from slipstream.tune.tuner import tune

@@ -30,7 +30,7 @@ from slipstream import assemble  # noqa: E402
 from slipstream.bench import environment  # noqa: E402
 from slipstream.bench.measures import interval, resampled_ratio, resamples  # noqa: E402
 from slipstream.bench.results import check_output, dumps, write_whole  # noqa: E402
-from slipstream.cli.bench_scripts import exit_status  # noqa: E402
+from slipstream.cli.main import exit_status  # noqa: E402
 from slipstream.data.extract import plan_texts  # noqa: E402
 from slipstream.data.online import OnlineStore  # noqa: E402
 from slipstream.formats import eagle3  # noqa: E402

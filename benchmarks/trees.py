@@ -20,7 +20,7 @@ import torch
 
 from slipstream.bench.environment import busy_share, describe
 from slipstream.bench.results import check_output, dumps, write_whole
-from slipstream.cli.bench_scripts import exit_status
+from slipstream.cli.main import exit_status
 from slipstream.target.hf import load_target
 from slipstream.target.protocol import Target
 from slipstream.trees import kinds

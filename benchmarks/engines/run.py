@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.results import check_output, dumps, write_whole
-from slipstream.cli.bench_scripts import exit_status
+from slipstream.cli.main import exit_status
 
 HERE = Path(__file__).resolve().parent
 CLOSE = 0.03  # of our mean acceptance length

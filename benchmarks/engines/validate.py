@@ -19,7 +19,7 @@ from typing import Any
 from run import HERE, Engine, environment
 
 from slipstream.bench.results import check_output, dumps, write_whole
-from slipstream.cli.bench_scripts import exit_status
+from slipstream.cli.main import exit_status
 
 SPECULATORS = Engine(("speculators",), (), {"eagle3": "speculators"})
 

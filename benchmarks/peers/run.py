@@ -27,7 +27,7 @@ from slipstream import assemble
 from slipstream.bench import environment
 from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.tasks import read_task
-from slipstream.cli.bench_scripts import exit_status
+from slipstream.cli.main import exit_status
 from slipstream.errors import OutputError
 from slipstream.target.embedded import cache_root
 from slipstream.target.hf import load_tokenizer, write_dequantised

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import slipstream
-from slipstream.cli import bench_scripts
+from slipstream.cli.main import exit_status
 from slipstream.errors import SettingError
 from slipstream.target import hf
 
@@ -76,16 +76,16 @@ def test_a_misspelt_name_is_told_first(told, name, words, says):
 
 
 def test_a_script_ends_with_its_own_status():
-    assert bench_scripts.exit_status(lambda: None) == 0
-    assert bench_scripts.exit_status(lambda: 1) == 1
+    assert exit_status(lambda: None) == 0
+    assert exit_status(lambda: 1) == 1
 
 
 def test_a_script_tells_what_went_wrong(capsys):
     def wrong(error):
         raise error
 
-    assert bench_scripts.exit_status(lambda: wrong(SettingError("limit", 0, "1", "type 1"))) == 2
+    assert exit_status(lambda: wrong(SettingError("limit", 0, "1", "type 1"))) == 2
     assert capsys.readouterr().err == "error: limit is 0, expected 1\nhint: type 1\n"
-    assert bench_scripts.exit_status(lambda: wrong(KeyboardInterrupt())) == 130
-    assert bench_scripts.exit_status(lambda: wrong(OSError(28, "no space left", "x"))) == 2
+    assert exit_status(lambda: wrong(KeyboardInterrupt())) == 130
+    assert exit_status(lambda: wrong(OSError(28, "no space left", "x"))) == 2
     assert "error: x: no space left" in capsys.readouterr().err

@@ -1,37 +1,14 @@
-"""What the scripts of `benchmarks/` share: how they end, and engines on one target."""
+"""What the scripts of `benchmarks/` share: lists as typed, and engines on one target."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from slipstream.cli.main import INTERRUPTED, tell_error
-from slipstream.cli.output import tell
-from slipstream.errors import SettingError, SlipstreamError
+from slipstream.errors import SettingError
 
 if TYPE_CHECKING:
     from slipstream.engine.engine import Engine
-
-MISTAKEN = 2
-
-
-def exit_status(main: Callable[[], int | None]) -> int:
-    """Run a script; a user's mistake is one message, and an interrupt keeps what was written.
-
-    Args:
-        main: gives the script's own status; None is 0.
-    """
-    try:
-        return main() or 0
-    except SlipstreamError as error:
-        tell_error(str(error), error.hint)
-        return MISTAKEN
-    except OSError as error:
-        tell_error(f"{error.filename or 'input/output'}: {error.strerror or error}", None)
-        return MISTAKEN
-    except KeyboardInterrupt:
-        tell("interrupted; what was written is kept")
-        return INTERRUPTED
 
 
 def split(name: str, text: str) -> list[str]:

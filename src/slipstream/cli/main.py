@@ -70,7 +70,7 @@ class VerbGroup(TyperGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run, turn every outcome into an exit status, and exit."""
         options["standalone_mode"] = False
-        sys.exit(_status(lambda: super(VerbGroup, self).main(*args, **options)))
+        sys.exit(exit_status(lambda: super(VerbGroup, self).main(*args, **options)))
 
 
 def load_verb(name: str) -> Any:
@@ -95,8 +95,8 @@ def load_verb(name: str) -> Any:
     return command
 
 
-def _status(run: Callable[[], Any]) -> int:
-    """The exit status of a run; a user's mistake is told on standard error."""
+def exit_status(run: Callable[[], Any]) -> int:
+    """The exit status of a run, a script's as well; a user's mistake is told on standard error."""
     try:
         result = run()
         sys.stdout.flush()

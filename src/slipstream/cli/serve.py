@@ -16,6 +16,7 @@ from slipstream.cli.checks import DEFAULT_MODEL, check_at_least_one, check_name
 from slipstream.cli.handover import hand_over, read_tuned
 from slipstream.cli.output import tell
 from slipstream.cli.tasks import refuse_idle
+from slipstream.data.server import API_KEY
 from slipstream.errors import SettingError, SlipstreamError
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ OURS = (  # options that no other engine has in these words
 )  # fmt: skip
 ROWS = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests"}
 DTYPES = ("auto", "bfloat16", "float16", "float32")  # that the other engines have
-KEY = "SLIPSTREAM_API_KEY"
 STEADY = "walk"  # the rule whose noise is keyed: the others draw one number after another
 CONTEXT = 4096  # tokens a row has room for unless told otherwise, if the model has as many
 
@@ -65,7 +65,7 @@ def serve(
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option("--api-key", envvar=KEY, help="Opens /v1; may be repeated."),
+        typer.Option("--api-key", envvar=API_KEY, help="Opens /v1; may be repeated."),
     ] = None,
     num_rows: Annotated[int, typer.Option("--num-rows", help="Requests that decode together.")] = 8,
     max_waiting: Annotated[
@@ -180,10 +180,10 @@ def _keys(given: list[str] | None) -> tuple[str, ...]:
     Raises:
         SettingError: one is empty, or the variable is set to nothing: whoever sets it wants a key.
     """
-    found = (os.environ.get(KEY, "unset"),) if not given else tuple(given)
+    found = (os.environ.get(API_KEY, "unset"),) if not given else tuple(given)
     if not all(key.strip() for key in found):
         raise SettingError(
-            "api-key", "empty", "a key that clients send", f"give one, or unset {KEY}"
+            "api-key", "empty", "a key that clients send", f"give one, or unset {API_KEY}"
         )
     return tuple(given or ())
 
