@@ -587,6 +587,7 @@ def leads() -> str:
             times = f"{over[0]:.1f} and {min(over):.1f}"
             found.append(f"{names[name]} {times} ({peer['dtype']}, ours `{best}`)")
     place = f"{machine(value['environment'])}, {value['settings']['threads']} cores"
+    place += f", commit {value['environment']['revision'][:10]}"
     return (
         f"Beside other engines ({place}), our fastest "
         "decoding is so many times as fast as their plain decoding and as their fastest, with "
