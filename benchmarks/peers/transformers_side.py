@@ -1,6 +1,6 @@
-"""The side of `transformers`: generate, plainly or with its prompt lookup.
+"""The side of `transformers`: generate, plainly, with its prompt lookup, with an assistant.
 
-Assisted generation with a smaller model is not here: there is none with these tokens.
+The assistant of its assisted generation is our draft language model, exported as a whole Llama.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ def make(job: dict[str, Any]) -> Answer:
     """A model, loaded as anyone would."""
     torch.set_num_threads(job["threads"])
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]))
-    options = {} if job["variant"] == "generate" else LOOKUP
+    options: dict[str, Any] = {}
+    if job["variant"] == "prompt lookup":
+        options = LOOKUP
+    elif job["variant"] == "assisted generation":
+        assistant = AutoModelForCausalLM.from_pretrained(
+            job["drafters"]["chain"], dtype=getattr(torch, job["dtype"])
+        )
+        options = {"assistant_model": assistant.eval()}
     num_passes = 0
 
     def count(*_: object) -> None:

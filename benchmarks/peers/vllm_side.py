@@ -1,4 +1,4 @@
-"""The side of vLLM's CPU build: plain decoding and its n-gram drafter."""
+"""The side of vLLM's CPU build: plainly, with its n-gram drafter, with drafters of ours."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ NGRAM = {
     "prompt_lookup_max": 4,
     "prompt_lookup_min": 2,
 }
+METHODS = {"eagle3": "eagle3", "chain": "draft_model"}
+"""Our methods, and what vLLM calls them."""
+NUM_DRAFTED = 3  # as its documentation shows it
+
+
+def speculation(job: dict[str, Any]) -> dict[str, Any] | None:
+    """vLLM's `speculative_config` of a variant: plain, ngram, or one of our methods."""
+    if job["variant"] in ("plain", "ngram"):
+        return NGRAM if job["variant"] == "ngram" else None
+    method = job["variant"].split()[0]
+    return {
+        "method": METHODS[method],
+        "model": job["drafters"][method],
+        "num_speculative_tokens": NUM_DRAFTED,
+    }
 
 
 def make(job: dict[str, Any]) -> Answer:
@@ -32,7 +47,7 @@ def make(job: dict[str, Any]) -> Answer:
         enforce_eager=True,
         disable_log_stats=False,
         enable_prefix_caching=False,
-        speculative_config=NGRAM if job["variant"] == "ngram" else None,
+        speculative_config=speculation(job),
     )
 
     def accepted() -> int:

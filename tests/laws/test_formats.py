@@ -90,10 +90,11 @@ def test_the_catalogue_names_the_dialects():
     """`slipstream methods` tells which files a method reads."""
     for method in all_methods():
         names = {"eagle2": "eagle", "hass": "eagle", "ddtree": "dflash"}
+        names |= {"specinfer": "chain", "sequoia": "chain"}
         family = names.get(method.name, method.name)
         read = {d.name for d in ALL if d.method == family}
         if read:
-            assert set(method.formats) == read, method.name
+            assert set(method.formats) - {"huggingface"} == read, method.name
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -142,7 +143,8 @@ def test_no_weight_is_lost(name, publishes, target):
             of_map = written.tensors[short][found.files.tensors["token_map"]]
             assert torch.equal(of_map, tensor)
             continue
-        assert torch.equal(written.tensors[short], tensor), short
+        again = written.tensors[short if short in written.tensors else key]
+        assert torch.equal(again, tensor), short
 
 
 @pytest.mark.parametrize(("name", "to"), PAIRS)

@@ -14,7 +14,7 @@ from slipstream.errors import SettingError
 
 DIALECTS = (
     "slipstream", "eagle", "specforge", "speculators", "vllm", "medusa", "dflash", "angelslim",
-    "deepspec",
+    "deepspec", "transformers",
 )  # fmt: skip
 MAX_TOKENS = 256  # of a text that the proof reads
 

@@ -75,7 +75,7 @@ def hand_over(
     shape = assemble.decide(record, **{name: getattr(setup, name) for name in wishes})
     setting = Setting(record.name, shape.tree, shape.budget, shape.depth, shape.topk, setup.lookup)
     source, folder = None, str(output or f"{record.name}-for-{engine}")
-    if "huggingface" in record.formats:
+    if "huggingface" in record.formats and _is_whole(setup):
         folder = _whole_model(setup, engine, output)
     elif record.needs_checkpoint:
         source = setup.drafter or f"zoo:{record.name}"
@@ -109,22 +109,21 @@ def hand_over(
         _become(found.command, engine, key)
 
 
+def _is_whole(setup: o.Setup) -> bool:
+    """Whether a model of its own drafts, not a small network of ours, which is exported as one."""
+    from slipstream.formats.language import is_ours
+
+    name = setup.drafter
+    return not (name is None or name.startswith("zoo:") or is_ours(Path(name).expanduser()))
+
+
 def _whole_model(setup: o.Setup, engine: str, output: Path | None) -> str:
     """The model that drafts, as the engine loads it.
 
     Raises:
-        SettingError: it is a small network of our own, or should be exported.
+        SettingError: it should be exported.
     """
-    from slipstream.formats.language import is_ours
-
-    name = setup.drafter
-    if name is None or name.startswith("zoo:") or is_ours(Path(name).expanduser()):
-        raise SettingError(
-            "drafter",
-            name or f"zoo:{setup.method}",
-            f"a whole model: {engine} has no place for this small network of our own",
-            "add --drafter ORG/MODEL, a smaller model of the same family",
-        )
+    name = str(setup.drafter)
     if output is not None:
         raise SettingError(
             "output", output, f"nothing: {engine} loads {name} as it is", "leave it out"

@@ -17,6 +17,7 @@ from slipstream.errors import CheckpointError
 from slipstream.models.dflash import DFlash
 from slipstream.models.eagle import Eagle
 from slipstream.models.eagle3 import Eagle3
+from slipstream.models.language import Language
 from slipstream.models.medusa import Medusa
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.target.protocol import Target
@@ -54,7 +55,17 @@ class DFlashCheckpoint:
     vocabulary: DraftVocabulary
 
 
-Checkpoint = Eagle3Checkpoint | EagleCheckpoint | MedusaCheckpoint | DFlashCheckpoint
+@dataclass(frozen=True, slots=True)
+class LanguageCheckpoint:
+    """A small draft language model: the network and what its ids mean."""
+
+    model: Language
+    vocabulary: DraftVocabulary
+
+
+Checkpoint = (
+    Eagle3Checkpoint | EagleCheckpoint | MedusaCheckpoint | DFlashCheckpoint | LanguageCheckpoint
+)
 
 
 @dataclass(frozen=True, slots=True)

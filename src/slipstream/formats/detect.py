@@ -14,6 +14,7 @@ from slipstream.formats.checkpoint import (
     Eagle3Checkpoint,
     EagleCheckpoint,
     Files,
+    LanguageCheckpoint,
     TargetFacts,
 )
 from slipstream.formats.dialect import Dialect
@@ -86,6 +87,8 @@ def method_of(checkpoint: Checkpoint) -> str:
         return "dflash" if checkpoint.model.path is None else "dspark"
     if isinstance(checkpoint, Eagle3Checkpoint):
         return "eagle3"
+    if isinstance(checkpoint, LanguageCheckpoint):
+        return "chain"
     return "eagle" if isinstance(checkpoint, EagleCheckpoint) else "medusa"
 
 
@@ -118,6 +121,7 @@ _SPOKEN = {
     "medusa": "a Medusa",
     "dflash": "a DFlash",
     "dspark": "a DSpark",
+    "chain": "a language-model",
 }
 
 

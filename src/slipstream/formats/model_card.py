@@ -22,6 +22,7 @@ _TITLES = {
     "medusa": "Medusa",
     "dflash": "DFlash",
     "dspark": "DSpark",
+    "chain": "Small",
 }
 
 

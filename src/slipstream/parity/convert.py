@@ -116,7 +116,7 @@ def convert(
 
 def _check_target(checkpoint: Checkpoint, target: Any) -> None:
     """Raises DrafterMismatchError for a drafter of another target."""
-    from slipstream.formats import dflash, eagle, eagle3, medusa
+    from slipstream.formats import dflash, eagle, eagle3, language, medusa
 
     layouts = {
         "eagle3": eagle3,
@@ -124,6 +124,7 @@ def _check_target(checkpoint: Checkpoint, target: Any) -> None:
         "dflash": dflash,
         "dspark": dflash,
         "medusa": medusa,
+        "chain": language,
     }
     layouts[detect.method_of(checkpoint)].check_target(
         checkpoint.model.config,

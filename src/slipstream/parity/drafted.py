@@ -19,6 +19,7 @@ from slipstream.formats.checkpoint import (
     DFlashCheckpoint,
     Eagle3Checkpoint,
     EagleCheckpoint,
+    LanguageCheckpoint,
 )
 from slipstream.models.readout import Readout
 from slipstream.parity.texts import Text
@@ -78,7 +79,16 @@ def drafted(
         return _pairs(checkpoint, text.last_hidden, read, text, readout)
     if isinstance(checkpoint, DFlashCheckpoint):
         return _blocks(checkpoint, taps or checkpoint.model.config.taps, text, readout)
+    if isinstance(checkpoint, LanguageCheckpoint):
+        return _language(checkpoint, text, readout)
     return _heads(checkpoint, text, readout)
+
+
+def _language(checkpoint: LanguageCheckpoint, text: Text, readout: Readout) -> Drafted:
+    """A language model: position t predicts x[t+1]."""
+    model, places = checkpoint.model, torch.arange(len(text.tokens))
+    states = model(readout.embed(text.tokens)[None], places[None], causal)
+    return Drafted(checkpoint.vocabulary.target_ids, model.logits(states)[0], places)
 
 
 def _pairs(checkpoint: Any, states: Tensor, read: Any, text: Text, readout: Readout) -> Drafted:

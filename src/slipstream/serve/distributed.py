@@ -18,8 +18,10 @@ from slipstream.tune.optimum import PLAIN, Setting
 
 ENGINES = ("vllm", "sglang")
 DIALECTS = {"vllm": "vllm", "sglang": "specforge"}
-"""What an engine's drafters are converted to, `BLOCKS` aside."""
-BLOCKS = {
+"""What an engine's drafters are converted to, `OTHERS` aside."""
+OTHERS = {
+    ("vllm", "chain"): "transformers",
+    ("sglang", "chain"): "transformers",
     ("vllm", "dflash"): "speculators",
     ("vllm", "ddtree"): "speculators",
     ("vllm", "dspark"): "speculators",
@@ -110,7 +112,7 @@ def dialect_for(engine: str, method: str) -> str:
         >>> dialect_for("vllm", "eagle3"), dialect_for("vllm", "dspark")
         ('vllm', 'speculators')
     """
-    return BLOCKS.get((engine, method), DIALECTS[engine])
+    return OTHERS.get((engine, method), DIALECTS[engine])
 
 
 def installed(engine: str) -> str | None:

@@ -12,6 +12,7 @@ from slipstream.formats.dialects import (
     specforge,
     speculators,
     speculators_eagle,
+    transformers,
     vllm,
     zlab,
 )
@@ -22,6 +23,7 @@ ALL: tuple[Dialect, ...] = (
     slipstream.DFLASH,
     slipstream.DSPARK,
     slipstream.MEDUSA,
+    slipstream.CHAIN,
     speculators.EAGLE3,
     speculators.DFLASH,
     speculators.DSPARK,
@@ -38,4 +40,5 @@ ALL: tuple[Dialect, ...] = (
     zlab.DFLASH,
     safeailab.EAGLE3,
     safeailab.EAGLE,
+    transformers.CHAIN,
 )

@@ -1,6 +1,7 @@
 """Our own folders: the nearest official layout, and a `slipstream` object that says the rest.
 
-EAGLE-1 and EAGLE-3 follow SafeAILab/EAGLE, DFlash follows z-lab/dflash. Taps are written as
+EAGLE-1 and EAGLE-3 follow SafeAILab/EAGLE, DFlash follows z-lab/dflash; Medusa heads and draft
+language models have a layout of their own. Taps are written as
 indices into the target's hidden states; the embedding, and the head where it is the target's, are
 never stored; reduced vocabularies have their maps for every method.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,14 +22,17 @@ from slipstream.formats.checkpoint import (
     Eagle3Checkpoint,
     EagleCheckpoint,
     Files,
+    LanguageCheckpoint,
     MedusaCheckpoint,
     TargetFacts,
 )
 from slipstream.formats.dialect import Dialect
 from slipstream.formats.dialects import dflash_network, eagle3_layer, eagle_layer, zlab
+from slipstream.models.language import Language, LanguageConfig
 from slipstream.models.medusa import Medusa, MedusaConfig
 
 MEDUSA_TYPE = "slipstream-medusa"
+LANGUAGE_TYPE = "slipstream-language"
 
 
 class _Medusa(BaseModel):
@@ -43,6 +47,29 @@ class _Medusa(BaseModel):
     vocab_size: int
     draft_vocab_size: int
     borrows_head: bool
+
+
+class _Language(BaseModel):
+    """config.json of a small draft language model."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_type: Literal["slipstream-language"]
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    draft_vocab_size: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None = None
+    max_position_embeddings: int
+
+
+_Stored = TypeVar("_Stored", bound=BaseModel)
 
 
 def _claims(*names: str) -> Callable[[Files], str | None]:
@@ -66,9 +93,29 @@ def _claims_blocks(has_path: bool) -> Callable[[Files], str | None]:
     return claim
 
 
-def _claims_medusa(files: Files) -> str | None:
-    is_ours = files.config.get("model_type") == MEDUSA_TYPE
-    return f"config.json says model_type {MEDUSA_TYPE}" if is_ours else None
+def _claims_type(name: str) -> Callable[[Files], str | None]:
+    """The claim of folders of a model type of our own."""
+
+    def claim(files: Files) -> str | None:
+        is_ours = files.config.get("model_type") == name
+        return f"config.json says model_type {name}" if is_ours else None
+
+    return claim
+
+
+def _stored(files: Files, schema: type[_Stored]) -> _Stored:
+    """config.json, checked.
+
+    Raises:
+        CheckpointError: it lacks a key.
+    """
+    try:
+        return schema(**files.config)
+    except (ValidationError, TypeError) as error:
+        raise CheckpointError(
+            f"{files.place}/config.json cannot be read: {folder.first_line(error)}",
+            "take the drafter from its source again",
+        ) from error
 
 
 def _load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
@@ -144,13 +191,7 @@ def _dump_dflash(checkpoint: DFlashCheckpoint, _target: TargetFacts, dtype: torc
 
 
 def _load_medusa(files: Files, _target: TargetFacts | None) -> MedusaCheckpoint:
-    try:
-        stored = _Medusa(**files.config)
-    except (ValidationError, TypeError) as error:
-        raise CheckpointError(
-            f"{files.place}/config.json cannot be read: {folder.first_line(error)}",
-            "take the drafter from its source again",
-        ) from error
+    stored = _stored(files, _Medusa)
     tensors = dict(files.tensors)
     vocabulary = folder.take_vocabulary(
         tensors,
@@ -178,6 +219,57 @@ def _dump_medusa(checkpoint: MedusaCheckpoint, _target: TargetFacts, dtype: torc
     return Files(stored.model_dump(), folder.to_tensors(checkpoint.model, vocabulary, dtype))
 
 
+def _load_language(files: Files, _target: TargetFacts | None) -> LanguageCheckpoint:
+    stored, tensors = _stored(files, _Language), dict(files.tensors)
+    vocabulary = folder.take_vocabulary(
+        tensors,
+        files.place,
+        vocab_size=stored.vocab_size,
+        draft_vocab_size=stored.draft_vocab_size,
+    )
+    model = Language(
+        LanguageConfig(
+            hidden_size=stored.hidden_size,
+            intermediate_size=stored.intermediate_size,
+            num_layers=stored.num_hidden_layers,
+            num_heads=stored.num_attention_heads,
+            num_kv_heads=stored.num_key_value_heads,
+            head_size=stored.head_dim,
+            vocab_size=stored.vocab_size,
+            draft_vocab_size=stored.draft_vocab_size,
+            rms_norm_eps=stored.rms_norm_eps,
+            rope_theta=stored.rope_theta,
+            rope_scaling=stored.rope_scaling,
+            max_length=stored.max_position_embeddings,
+        )
+    )
+    folder.fill(model, tensors, files.place)
+    return LanguageCheckpoint(model.eval(), vocabulary)
+
+
+def _dump_language(
+    checkpoint: LanguageCheckpoint, _target: TargetFacts, dtype: torch.dtype
+) -> Files:
+    config = checkpoint.model.config
+    stored = _Language(
+        model_type=LANGUAGE_TYPE,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_kv_heads,
+        head_dim=config.head_size,
+        vocab_size=config.vocab_size,
+        draft_vocab_size=config.draft_vocab_size,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        max_position_embeddings=config.max_length,
+    )
+    tensors = folder.to_tensors(checkpoint.model, checkpoint.vocabulary, dtype)
+    return Files(stored.model_dump(), tensors)
+
+
 READERS = "slipstream"
 EAGLE3 = Dialect("slipstream", "eagle3", READERS, _claims("eagle3"), _load_eagle3, _dump_eagle3)
 EAGLE = Dialect(
@@ -185,4 +277,9 @@ EAGLE = Dialect(
 )
 DFLASH = Dialect("slipstream", "dflash", READERS, _claims_blocks(False), _load_dflash, _dump_dflash)
 DSPARK = Dialect("slipstream", "dspark", READERS, _claims_blocks(True), _load_dflash, _dump_dflash)
-MEDUSA = Dialect("slipstream", "medusa", READERS, _claims_medusa, _load_medusa, _dump_medusa)
+MEDUSA = Dialect(
+    "slipstream", "medusa", READERS, _claims_type(MEDUSA_TYPE), _load_medusa, _dump_medusa
+)
+CHAIN = Dialect(
+    "slipstream", "chain", READERS, _claims_type(LANGUAGE_TYPE), _load_language, _dump_language
+)
