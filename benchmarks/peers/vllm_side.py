@@ -20,7 +20,7 @@ NUM_DRAFTED = 3  # as its documentation shows it
 
 
 def speculation(job: dict[str, Any]) -> dict[str, Any] | None:
-    """vLLM's `speculative_config` of a variant: plain, ngram, or one of our methods."""
+    """VLLM's `speculative_config` of a variant: plain, ngram, or one of our methods."""
     if job["variant"] in ("plain", "ngram"):
         return NGRAM if job["variant"] == "ngram" else None
     method = job["variant"].split()[0]

@@ -15,7 +15,7 @@ from slipstream.target import hf
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 WITH_OUT = (
-    "acceptance", "block_sampling", "confidence", "draft_cost", "load", "memory", "predictions",
+    "ablations", "acceptance", "block_sampling", "confidence", "draft_cost", "load", "memory", "predictions",
     "training_throughput", "trees", "engines/run", "engines/validate", "peers/run",
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ def told(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", WITH_OUT)
 def test_a_missing_folder_is_told_first(told, tmp_path, name):
-    given = ("vllm",) if name == "engines/run" else ()
+    given = {"engines/run": ("vllm",), "ablations": ("--data", "features")}.get(name, ())
     code, said = told(name, *given, "--out", str(tmp_path / "nowhere" / "x.json"))
     assert code == 2 and "nowhere does not exist" in said and "hint: " in said
 

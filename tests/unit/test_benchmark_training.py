@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import runpy
 import sys
@@ -51,3 +52,50 @@ def test_a_trainer_of_ours_that_cannot_run_is_told_and_kept(tmp_path, monkeypatc
     assert "no torch" in capsys.readouterr().out
     kept = json.loads(out.read_text(encoding="utf-8"))
     assert kept["rows"] == [] and "no torch" in kept["errors"]["ours_training by text"]
+
+
+def test_every_ablation_changes_what_its_method_has():
+    """One thing at a time, by a setting that exists and is not the base's."""
+    from slipstream.cli.train import _parsed
+    from slipstream.train import recipes
+
+    script = runpy.run_path(str(FOLDER / "ablations.py"))
+    for method, variants in script["VARIANTS"].items():
+        recipe, base = recipes.get(method), script["BASES"][method]
+        names = [variant.name for variant in variants]
+        assert names[0] == "base" and len(set(names)) == len(names)
+        for variant in variants[1:]:
+            options = dict(variant.options)
+            is_longer = variant.share != 1
+            assert len(options) + is_longer == 1, variant
+            given = _parsed([options.pop("--set")] if "--set" in options else [])
+            settings = recipe.settings(**given)
+            assert not given or settings != recipe.settings(), variant
+            assert all(base[name] != value for name, value in options.items()), variant
+
+
+def test_an_ablation_is_the_last_evaluation_of_its_run(tmp_path, monkeypatch):
+    """Other text comes first where it is asked for, and its seconds count."""
+    script = runpy.run_path(str(FOLDER / "ablations.py"))
+    ran = []
+
+    def run(command, **_options):
+        told = dict(zip(command[4::2], command[5::2], strict=False))
+        ran.append(told)
+        place = Path(told["--output"])
+        (place / "drafter").mkdir(parents=True)
+        record = {"seconds": 2.0, "chain_tau": 1.5, "tokens": 9, "held_out_loss": 3.0}
+        lines = [{"step": 1, "seconds": 1.0}, record]
+        (place / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+    monkeypatch.setattr(script["subprocess"], "run", run)
+    asked = argparse.Namespace(
+        data=Path("own"), other=Path("others"), model="m", method="eagle3", steps=10, rows=2,
+        precision="bf16", seed=0, work=tmp_path / "work",
+    )  # fmt: skip
+    names = {variant.name: variant for variant in script["VARIANTS"]["eagle3"]}
+    row = script["train"](names["half the steps, other text before"], asked)
+    assert row["seconds"] == 4.0 and row["chain_tau"] == 1.5 and not asked.work.exists()
+    assert [told["--data"] for told in ran] == ["others", "own"]
+    assert [told["--steps"] for told in ran] == ["5", "5"]
+    assert ran[1]["--drafter"].endswith("first/drafter") and "--initial" not in ran[1]

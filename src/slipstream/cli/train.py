@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -178,7 +179,7 @@ def train(
     check_installed(lora_rank)
     _check_adapted(lora_rank, settings)
     share_of(config, int(os.environ.get("WORLD_SIZE", "1")))
-    with json_output(json) as writer:
+    with json_output(json) as writer, _held(output, is_main=is_main):
         run = Run(
             config,
             settings,
@@ -218,6 +219,16 @@ def train(
     if done["kept_old"]:
         console().print(f"{done['kept_old']}; the old drafter is kept", highlight=False)
         raise typer.Exit(1)
+
+
+def _held(output: Path, *, is_main: bool) -> AbstractContextManager[object]:
+    """The run's folder, kept for the one process that writes it."""
+    from slipstream.data.hold import Hold
+
+    if not is_main:
+        return nullcontext()
+    output.mkdir(parents=True, exist_ok=True)
+    return Hold(output)
 
 
 def _precision(wish: str, device: str) -> str:

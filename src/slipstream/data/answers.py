@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.data.conversations import Message
+from slipstream.data.hold import Hold
 from slipstream.errors import DataError, OutputError
 
 
@@ -27,8 +28,8 @@ class AnswersFile:
         resume: go on in an existing file; without it, an existing file is an error.
 
     Raises:
-        OutputError: the file exists and `resume` is off, was made with other settings, or
-            cannot be written.
+        OutputError: the file exists and `resume` is off, was made with other settings, is being
+            written by another process, or cannot be written.
         DataError: a line of the existing file is not one of ours.
     """
 
@@ -44,10 +45,11 @@ class AnswersFile:
         try:
             if self.path.exists():
                 self._check_settings(settings)
-                self._scan()
-            else:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab")
+            self._hold = Hold(self.path)
+            self._scan()
+            self._file.seek(0, os.SEEK_END)  # half a row may have gone
             self._write_settings(settings)
         except OSError as error:
             raise OutputError(
@@ -65,6 +67,7 @@ class AnswersFile:
 
     def __exit__(self, *exc_info: object) -> None:
         self._file.close()
+        self._hold.close()
 
     @property
     def num_bytes(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.data.answers import read_settings, settings_path
 from slipstream.data.conversations import Conversation, read_rows
+from slipstream.data.hold import Hold
 from slipstream.data.loops import loop_start
 from slipstream.data.store import (
     Sample,
@@ -271,7 +272,8 @@ def extract_shards(
         **making: see `plan_texts`.
 
     Raises:
-        OutputError: the folder exists and `resume` is off, or the disk is too small.
+        OutputError: the folder exists and `resume` is off, another process is writing it, or the
+            disk is too small.
         DataError: the file teaches nothing or holds ids that the target has not, or the folder
             was made from another file or with other settings (`limit` may change).
     """
@@ -279,11 +281,29 @@ def extract_shards(
     texts = planned.texts
     for text in texts:
         check_ids(text.tokens if text else (), readout.embedding.shape[0])
-    writer = _open_writer(folder, name, taps, readout, planned, bits, resume=resume)
+    folder.mkdir(parents=True, exist_ok=True)
+    with Hold(folder):
+        writer = _open_writer(folder, name, taps, readout, planned, bits, resume=resume)
+        return _fill(
+            writer, target, readout, planned, on_estimate=on_estimate, on_progress=on_progress
+        )
+
+
+def _fill(
+    writer: StoreWriter,
+    target: FeatureSource,
+    readout: Readout,
+    planned: Planned,
+    *,
+    on_estimate: Callable[[Estimate], None] | None,
+    on_progress: Callable[[int, int, int, float], None] | None,
+) -> Extraction:
+    """Write what a store lacks; see `extract_shards`."""
+    folder, texts, taps = writer.folder, planned.texts, tuple(writer.index.taps)
     writer.index.planned_rows = len(texts)
     left = [text for text in texts[writer.index.source_rows :] if text]
     num_tokens = sum(len(text.tokens) for text in left)
-    size = num_tokens * bytes_per_token(len(taps), readout.embedding.shape[1], bits)
+    size = num_tokens * bytes_per_token(len(taps), readout.embedding.shape[1], writer.index.bits)
     check_room(folder, size)
     if on_estimate and left:
         on_estimate(Estimate(len(left), num_tokens, size, _trial(target, left, taps)))
