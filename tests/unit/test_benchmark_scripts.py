@@ -15,8 +15,8 @@ from slipstream.target import hf
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 WITH_OUT = (
-    "ablations", "acceptance", "block_sampling", "confidence", "draft_cost", "load", "memory", "predictions",
-    "training_throughput", "trees", "engines/run", "engines/validate", "peers/run",
+    "ablations", "acceptance", "block_sampling", "confidence", "draft_cost", "load", "memory",
+    "predictions", "training_throughput", "trees", "engines/run", "engines/validate", "peers/run",
 )  # fmt: skip
 
 
