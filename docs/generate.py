@@ -427,6 +427,30 @@ def block_sampling() -> str:
     )
 
 
+def ablations(method: str) -> str:
+    """What changing one setting of a short training does."""
+    name = f"benchmarks/results/ablations_{method}.json"
+    if not (ROOT / name).is_file():
+        return "No result is committed yet."
+    value = json.loads((ROOT / name).read_text(encoding="utf-8"))
+    lines = [
+        "| changed | tau of a chain | prefix accuracy | million tokens | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in value["rows"]:
+        accuracy = " / ".join(f"{each:.3f}" for each in row["held_out_prefix_accuracy"][:4])
+        lines.append(
+            f"| {row['name']} | {row['chain_tau']:.3f} | {accuracy} | {row['tokens'] / 1e6:.2f} | "
+            f"{row['seconds']:.0f} |"
+        )
+    how, where = value["settings"], value["environment"]
+    return "\n".join(lines) + (
+        f"\n\n[`{name}`](../{name}): `python benchmarks/ablations.py --method {method}`, "
+        f"{how['model']}, {how['steps']:,} steps of {how['rows']} packed rows, {how['precision']}, "
+        f"{where['cpu']}, {where['num_cores']} threads."
+    )
+
+
 def confidence(name: str) -> str:
     """A method's figures of confidence and of acceptance by place, for its page."""
     file, value = _committed("confidence")
@@ -921,6 +945,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "draft-cost": draft_cost,
     "block-sampling": block_sampling,
+    **{f"ablations-{name}": (lambda name=name: ablations(name)) for name in ("eagle3", "dflash")},
     "zoo": zoo,
     "family": family,
     "family-sampled": family_sampled,
