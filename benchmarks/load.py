@@ -2,35 +2,50 @@
 
     python benchmarks/load.py --out FILE.json     # eagle3; 1, 4, 16 and 64 clients, 16 minutes
     python benchmarks/load.py --methods ngram,eagle3+lookup:budget=auto --clients 1,4 --seconds 20
+    python benchmarks/load.py --beside vllm --out FILE.json     # and vLLM's CPU build, plainly
 
 Each client asks, waits for its answer's end and asks again. Methods take turns at every number of
 clients, plain decoding among them, on one loaded target; prompts and settings are the same. Times
-are seen at the engine's loop, without HTTP.
+are seen at the engine's loop, without HTTP. Another engine runs in an environment of its own, with
+its own defaults for a batch, and is stopped while ours runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from slipstream.bench.environment import busy_share, describe
-from slipstream.bench.results import check_output, dumps, write_whole
-from slipstream.bench.specs import PLAIN, parse_specs
-from slipstream.bench.tasks import read_task
-from slipstream.cli.bench_scripts import on_one_target, split_counts
-from slipstream.cli.main import exit_status
-from slipstream.engine.engine import Engine
-from slipstream.engine.request import Piece
-from slipstream.engine.service import Service
-from slipstream.errors import BusyError
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE / "peers"))
+
+from catalogue import PEERS  # noqa: E402
+from turns import start  # noqa: E402
+
+from slipstream.bench.environment import busy_share, describe, physical_cores  # noqa: E402
+from slipstream.bench.results import check_output, dumps, write_whole  # noqa: E402
+from slipstream.bench.specs import PLAIN, parse_specs  # noqa: E402
+from slipstream.bench.tasks import read_task  # noqa: E402
+from slipstream.cli.bench_scripts import on_one_target, split_counts  # noqa: E402
+from slipstream.cli.main import exit_status  # noqa: E402
+from slipstream.engine.engine import Engine  # noqa: E402
+from slipstream.engine.request import Piece  # noqa: E402
+from slipstream.engine.service import Service  # noqa: E402
+from slipstream.errors import BusyError, OutputError  # noqa: E402
+from slipstream.target.embedded import cache_root  # noqa: E402
+from slipstream.target.hf import write_dequantised  # noqa: E402
+from slipstream.target.source import resolve  # noqa: E402
 
 TASKS = ("mt_bench", "gsm8k_test", "humaneval")
+BESIDE = ("vllm",)
+"""Peers with a side for many clients, `peers/NAME_load_side.py`."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +146,51 @@ def measure(
     )
 
 
+def beside(
+    name: str, target: Any, prompts: Sequence[str], asked: argparse.Namespace, closing: ExitStack
+) -> Any:
+    """Another engine, loaded and waiting.
+
+    Raises:
+        OutputError: it cannot run here.
+    """
+    peer, errors = PEERS[name], {}
+    texts = [target.tokenizer.encode_chat([{"role": "user", "content": p}]) for p in prompts]
+    job = {
+        "model": resolve(asked.model, write_dequantised),
+        "dtype": str(target.spec.dtype).removeprefix("torch."),
+        "prompts": texts,
+        "max_new_tokens": asked.max_new_tokens,
+        "max_length": 2048,
+        "threads": physical_cores(),
+    }
+    sides = start(
+        {(f"{name}_load", "plain"): peer}, job, errors,
+        environments=asked.environments, threads=physical_cores(),
+    )  # fmt: skip
+    for error in errors.values():
+        raise OutputError(f"{name} cannot run here: {error}", "leave out --beside")
+    (side,) = sides.values()
+    closing.callback(side.close)
+    return side
+
+
+def measure_beside(name: str, side: Any, count: int, seconds: float) -> Row:
+    """Another engine's plain decoding under one number of clients."""
+    said = side.ask(count, seconds)
+    return Row(
+        method=name,
+        clients=count,
+        seconds=round(said["took"], 1),
+        requests=said["num_answers"],
+        errors=0,
+        tokens_per_second=(len(said["between"]) + len(said["first"])) / said["took"],
+        first_token=percentiles(said["first"]),
+        between_tokens=percentiles(said["between"]),
+        tau=1.0,
+    )
+
+
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
     """p50, p95 and p99 of values; zeros of none.
 
@@ -160,6 +220,8 @@ def main() -> None:
     parser.add_argument("--num-rows", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--beside", choices=BESIDE, help="another engine under the same load")
+    parser.add_argument("--environments", type=Path, default=cache_root() / "peers")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.out is not None:
@@ -172,32 +234,54 @@ def main() -> None:
     engines = dict(zip((spec.name for spec in specs), made, strict=True))
     target, rows = engines[PLAIN.name].target, []
     about = {"environment": describe(target), "busy_share": busy_share()}
-    about["settings"] = {name: value for name, value in vars(asked).items() if name != "out"}
-    print("tokens/s; seconds to the first token and between tokens as p50/p95/p99")
+    unsaid = ("out", "environments")
+    about["settings"] = {name: value for name, value in vars(asked).items() if name not in unsaid}
+    with ExitStack() as closing:
+        side = None
+        if asked.beside is not None:
+            side = beside(asked.beside, target, prompts, asked, closing)
+            about["versions"] = side.versions
+        print("tokens/s; seconds to the first token and between tokens as p50/p95/p99")
+        for row in lines(engines, side, counts, prompts, asked):
+            rows.append(row)
+            if asked.out is not None:
+                write_whole(asked.out, dumps(about | {"rows": rows}))
+
+
+def lines(
+    engines: dict[str, Engine],
+    side: Any,
+    counts: Sequence[int],
+    prompts: Sequence[str],
+    asked: argparse.Namespace,
+) -> Iterator[dict[str, Any]]:
+    """Every method at every number of clients, printed; plain decoding comes first."""
     for count in counts:
         plain = 0.0
-        for name, engine in engines.items():
-            row = measure(
-                name,
-                engine,
-                count,
-                seconds=asked.seconds,
-                num_rows=asked.num_rows,
-                prompts=prompts,
-                limit=asked.max_new_tokens,
-            )
+        for name in (*engines, *([asked.beside] if side else [])):
+            if name in engines:
+                row = measure(
+                    name,
+                    engines[name],
+                    count,
+                    seconds=asked.seconds,
+                    num_rows=asked.num_rows,
+                    prompts=prompts,
+                    limit=asked.max_new_tokens,
+                )
+            else:
+                row = measure_beside(name, side, count, asked.seconds)
             if name == PLAIN.name:
                 plain = row.tokens_per_second
-            rows.append(asdict(row) | {"over_plain": row.tokens_per_second / max(plain, 1e-9)})
+            over = row.tokens_per_second / max(plain, 1e-9)
             print(
                 f"{count:3} clients  {name:26} {row.tokens_per_second:7.1f} tokens/s  "
-                f"{rows[-1]['over_plain']:.2f} times plain  τ {row.tau:.2f}  "
+                f"{over:.2f} times plain  τ {row.tau:.2f}  "
                 f"first {_times(row.first_token)}  between {_times(row.between_tokens)}  "
                 f"{row.requests} answers, {row.errors} errors",
                 flush=True,
             )
-            if asked.out is not None:
-                write_whole(asked.out, dumps(about | {"rows": rows}))
+            yield asdict(row) | {"over_plain": over}
 
 
 if __name__ == "__main__":

