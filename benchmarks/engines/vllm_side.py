@@ -16,6 +16,7 @@ from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+NAMES = {"chain": "draft_model"}  # of methods that vLLM calls otherwise
 COUNTERS = {
     "drafts": "vllm:spec_decode_num_drafts",
     "accepted": "vllm:spec_decode_num_accepted_tokens",
@@ -37,7 +38,7 @@ def main() -> None:
         disable_log_stats=False,
         enable_prefix_caching=False,
         speculative_config={
-            "method": job["method"],
+            "method": NAMES.get(job["method"], job["method"]),
             "model": job["drafter"],
             "num_speculative_tokens": job["nodes"],
         },
