@@ -152,7 +152,7 @@ def begin(asked: argparse.Namespace) -> dict[str, Any]:
 def train(variant: Variant, asked: argparse.Namespace) -> dict[str, Any]:
     """The last evaluation of a run, and the seconds of its steps."""
     options = BASES[asked.method] | dict(variant.options)
-    seconds = 0.0
+    watch, seconds = environment.Watch(), 0.0
     if variant.before and asked.other is not None:
         place = _run(asked.other, variant.before, options, asked)
         seconds = _last(place)["seconds"]
@@ -162,7 +162,8 @@ def train(variant: Variant, asked: argparse.Namespace) -> dict[str, Any]:
     last = _last(_run(asked.data, variant.share, options, asked))
     shutil.rmtree(asked.work)
     kept = {name: last.get(name) for name in KEPT}
-    return {"name": variant.name, **kept, "seconds": seconds + last["seconds"]}
+    kept |= {"seconds": seconds + last["seconds"], "others_share": watch.others()}
+    return {"name": variant.name, **kept}
 
 
 def _last(place: Path) -> dict[str, Any]:

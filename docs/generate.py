@@ -447,7 +447,8 @@ def ablations(method: str) -> str:
     return "\n".join(lines) + (
         f"\n\n[`{name}`](../{name}): `python benchmarks/ablations.py --method {method}`, "
         f"{how['model']}, {how['steps']:,} steps of {how['rows']} packed rows, {how['precision']}, "
-        f"{where['cpu']}, {where['num_cores']} threads."
+        f"{where['cpu']}, {where['num_cores']} threads; other work took at most "
+        f"{max(row['others_share'] or 0 for row in value['rows']):.0%} of the processors."
     )
 
 
