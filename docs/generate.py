@@ -84,6 +84,7 @@ PAPERS = {
     "2503.01840": "Li et al., EAGLE-3",
     "2505.12398": "Weng et al., Traversal Verification",
     "2506.05632": "Rowan et al., List-Level Distribution Coupling",
+    "2602.01469": "Hui et al., P-EAGLE",
     "2602.06036": "Chen et al., DFlash",
     "2604.12989": "Ringel and Romano, DDTree",
     "2605.18810": "D-PACE: acceptance-aware weights of block positions",

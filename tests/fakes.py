@@ -415,6 +415,45 @@ def random_eagle3(target: object, *, seed: int = 0, size: int = 61, **shape: obj
     return EagleDrafter.from_model(made, target, growth(**shape))
 
 
+def random_peagle(
+    target: object, *, seed: int = 0, size: int = 61, num_layers: int = 3, **shape: object
+) -> object:
+    """A P-EAGLE drafter with random weights and a reduced vocabulary for a tiny target.
+
+    Args:
+        target: a `tiny_target`.
+        seed: of the weights.
+        size: U, draft vocabulary; it holds the mask token, which may still never be drafted.
+        num_layers: decoder layers.
+        **shape: tree, budget, depth, topk, children.
+    """
+    from slipstream.drafters.peagle import PEagleDrafter
+    from slipstream.formats.peagle import PEagleCheckpoint
+    from slipstream.models.peagle import PEagle, PEagleConfig
+    from slipstream.models.vocabulary import DraftVocabulary
+
+    generator = torch.Generator().manual_seed(seed)
+    vocab_size = target.spec.vocab_size
+    ids = torch.randperm(vocab_size, generator=generator)[:size].sort().values
+    config = PEagleConfig(
+        **target.draft_shape(),
+        draft_vocab_size=size,
+        taps=(1, 2, 3),
+        has_embedding=True,
+        num_layers=num_layers,
+        mask_token=int(ids[-1]),
+    )
+    model = PEagle(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, 0.0, 0.2, generator=generator)
+    made = PEagleCheckpoint(model.eval().to(target.spec.dtype), DraftVocabulary(ids, vocab_size))
+    how = growth(**{"tree": "chain", "budget": 5, "depth": 5} | shape)
+    drafter = PEagleDrafter.from_model(made, target, how)
+    drafter.checkpoint = made
+    return drafter
+
+
 def random_dflash(
     target: object,
     *,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.formats import dflash, eagle, eagle3, medusa
+from slipstream.formats import dflash, eagle, eagle3, medusa, peagle
 from slipstream.formats.checkpoint import (
     DFlashCheckpoint,
     Eagle3Checkpoint,
     EagleCheckpoint,
     MedusaCheckpoint,
+    PEagleCheckpoint,
 )
 from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.eagle import Eagle, EagleConfig
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.medusa import Medusa, MedusaConfig
+from slipstream.models.peagle import PEagle, PEagleConfig
 from slipstream.models.vocabulary import DraftVocabulary
 
 V, U, D, L = 97, 40, 48, 8
@@ -34,6 +36,12 @@ def random(model):
 def an_eagle3(**changes):
     config = Eagle3Config(D, 64, 6, 2, 16, V, U, TAPS, D, 1e-5, 5e5, **changes)
     return eagle3, Eagle3Checkpoint(random(Eagle3(config)), vocabulary())
+
+
+def a_peagle(**changes):
+    own = {"has_embedding": True, "num_layers": 2, "mask_token": 96}
+    config = PEagleConfig(D, 64, 6, 2, 16, V, U, TAPS, D, 1e-5, 5e5, **own | changes)
+    return peagle, PEagleCheckpoint(random(PEagle(config)), vocabulary())
 
 
 def an_eagle(**changes):

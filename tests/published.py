@@ -77,6 +77,15 @@ def eagle3(prefix: str = "midlayer.", num_taps: int = 3, *, bias: bool = False) 
     }
 
 
+def peagle(num_layers: int = 3, *, bias: bool = False) -> dict:
+    """Tensors of P-EAGLE: EAGLE-3's, an embedding of its own, layers above, what slots read."""
+    found = eagle3("layers.0.", bias=bias)
+    for index in range(1, num_layers):
+        found |= layer(f"layers.{index}.", D, bias=bias)
+        found[f"layers.{index}.input_layernorm.weight"] = 1 + rand(D)
+    return found | {"embed_tokens.weight": rand(V, D), "mask_hidden": rand(1, 1, 3 * D)}
+
+
 def eagle(*, bias: bool = True, qkv_bias: bool = False) -> dict:
     """Tensors of EAGLE-1."""
     found = {"fc.weight": rand(D, 2 * D), **layer("layers.0.", D, bias=qkv_bias)}
@@ -188,6 +197,12 @@ def publish(name: str, embedding: torch.Tensor, head: torch.Tensor) -> tuple[dic
             tensors = eagle3("model.layers.0.", 5, bias=True)
             tensors |= {f"fc_norm.{i}.weight": 1 + rand(D) for i in range(5)}
             return config, tensors, file
+        case "vllm/peagle":  # biases in every layer
+            config = LLAMA | reduced | {
+                "architectures": ["LlamaForCausalLMEagle3"], "rope_theta": 1e6,
+                "num_hidden_layers": 3, "attention_bias": True, "ptd_token_id": 96,
+            }  # fmt: skip
+            return config, peagle(bias=True), file
         case "vllm/eagle":
             config = LLAMA | {"architectures": ["EagleLlamaForCausalLM"], "rope_theta": 1e4}
             tensors = {f"model.{k}": t for k, t in eagle(bias=False).items()}
@@ -230,6 +245,14 @@ def publish(name: str, embedding: torch.Tensor, head: torch.Tensor) -> tuple[dic
             }  # fmt: skip
             extra = {"input_norm.weight": 1 + rand(3 * D), "embed_tokens.weight": embedding}
             return config, {**eagle3("layers.0."), **extra}, file
+        case "speculators/peagle":
+            config = speculators("peagle", "llama", 3) | {
+                "architectures": ["PEagleDraftModel"], "norm_before_residual": True,
+                "norm_before_fc": False, "fc_norm": True, "norm_output": True,
+                "eagle_aux_hidden_state_layer_ids": [1, 3, 6], "mask_token_id": 96,
+                "embed_requires_grad": True,
+            }  # fmt: skip
+            return config, peagle() | {f"fc_norm.{i}.weight": 1 + rand(D) for i in range(3)}, file
         case "speculators/eagle":
             config = speculators("eagle", "llama") | {"layernorms": False, "fusion_bias": True}
             tensors = {
@@ -270,7 +293,8 @@ LAYOUTS = (
     "eagle/eagle3", "eagle/eagle", "angelslim/eagle3", "specforge/eagle3", "specforge/eagle",
     "specforge/dspark", "vllm/eagle3", "vllm/eagle", "vllm/medusa", "medusa/medusa",
     "dflash/dflash", "speculators/eagle3", "speculators/eagle", "speculators/dflash",
-    "speculators/dspark", "deepspec/dspark", "transformers/chain",
+    "speculators/dspark", "deepspec/dspark", "transformers/chain", "vllm/peagle",
+    "speculators/peagle",
 )  # fmt: skip
 
 

@@ -267,10 +267,11 @@ def locate(
     wanted = record.weights or record.name
     folder = zoo_folder() / f"{wanted}-{target}"
     if not folder.is_dir():
+        train = "train one with `slipstream train`, " if methods.get(wanted).is_trainable else ""
         raise CheckpointError(
             f"the zoo has no {wanted} drafter for '{target}', expected "
             f"{wanted}-{Path(target).name}/ in the checkout's zoo folder",
-            hint="give --drafter FOLDER, train one with `slipstream train`, or run from a "
+            hint=f"give --drafter FOLDER, {train}or run from a "
             "checkout (the zoo is not part of the installed package)",
         )
     return folder

@@ -214,7 +214,10 @@ def test_the_docs_name_every_dialect_and_its_methods():
         assert dialect.method in rows[dialect.name], dialect
 
 
-@pytest.mark.parametrize("name", ["deepspec/dspark", "speculators/dspark", "vllm/eagle3"])
+@pytest.mark.parametrize(
+    "name",
+    ["deepspec/dspark", "speculators/dspark", "vllm/eagle3", "vllm/peagle", "speculators/peagle"],
+)
 def test_a_foreign_folder_drafts_losslessly(name, tmp_path):
     """Read as it is; what comes out is plain decoding's."""
     target = tiny_target(num_hidden_layers=L)

@@ -19,6 +19,7 @@ from fakes import (
     random_eagle3,
     random_language,
     random_medusa,
+    random_peagle,
     tiny_model,
     tiny_target,
 )
@@ -93,6 +94,8 @@ def network_drafters(target: object, answers: list[list[int]]) -> dict[str, obje
         found[method] = random_eagle(target, tree=record.tree, budget=record.budget)
     for tree in ("chain", "kary"):
         found[f"dflash-{tree}"] = random_dflash(target, tree=tree, topk=3)
+    for tree in methods.get("peagle").trees:
+        found[f"peagle-{tree}"] = random_peagle(target, tree=tree, budget=8)
     found["ddtree"] = random_dflash(target, tree="best-first", budget=12)
     found["dspark"] = random_dflash(target, tree="best-first", budget=12, path_rank=8)
     for tree in ("best-first", "static"):

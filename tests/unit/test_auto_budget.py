@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from fakes import random_dflash, random_eagle3, random_language, random_medusa, tiny_target
+from fakes import (
+    random_dflash,
+    random_eagle3,
+    random_language,
+    random_medusa,
+    random_peagle,
+    tiny_target,
+)
 from slipstream import assemble, methods
 from slipstream.bench.specs import parse_spec
 from slipstream.cli.options import Setup
@@ -18,6 +25,7 @@ MAKERS = {
     "eagle3": (random_eagle3, "dynamic"),
     "chain": (random_language, "dynamic"),
     "medusa": (random_medusa, "best-first"),
+    "peagle": (random_peagle, "best-first"),
     "ddtree": (random_dflash, "best-first"),
     "dspark": (lambda target, **shape: random_dflash(target, path_rank=4, **shape), "best-first"),
 }

@@ -19,6 +19,7 @@ from made import (
     V,
     a_dflash,
     a_dspark,
+    a_peagle,
     an_eagle,
     an_eagle3,
     heads,
@@ -54,10 +55,13 @@ def config_of(folder):
     return json.loads((folder / "config.json").read_text())
 
 
-OURS = [an_eagle3, an_eagle, heads, a_dflash, a_dspark]
+OURS = {
+    "eagle3": an_eagle3, "peagle": a_peagle, "eagle": an_eagle, "medusa": heads,
+    "dflash": a_dflash, "dspark": a_dspark,
+}  # fmt: skip
 WAYS = [
     (make, dialect.name)
-    for make, method in zip(OURS, ("eagle3", "eagle", "medusa", "dflash", "dspark"), strict=True)
+    for method, make in OURS.items()
     for dialect in ALL
     if dialect.method == method
 ]

@@ -71,7 +71,6 @@ def test_shards_are_read_together(tmp_path):
 @pytest.mark.parametrize(
     ("config", "tensors", "says"),
     [
-        (REDUCED, lambda: eagle3() | {"mask_hidden": torch.zeros(1, 1, 3 * D)}, "P-EAGLE"),
         (REDUCED | {"eagle_config": {"use_aux_hidden_state": False}}, eagle3, "without taps"),
         (REDUCED, lambda: eagle3("layers.0.") | layer("layers.1.", D), "has 2 draft layers"),
         (REDUCED | {"hidden_act": "gelu"}, eagle3, "gelu MLP"),
@@ -86,7 +85,7 @@ def test_shards_are_read_together(tmp_path):
         (REDUCED, lambda: eagle3("midlayer.", 5), "3 taps"),
         (LLAMA | {"add_para_norm": True}, eagle, "add_para_norm"),
         (speculators("eagle", "llama") | {"layernorms": True}, eagle, "layernorms"),
-        (speculators("peagle", "llama"), eagle3, "speculators peagle"),
+        (speculators("mtp", "llama"), eagle3, "speculators mtp"),
         (BLOCKS | {"dflash_config": IDS | {"causal": True}}, dflash, "causal attention"),
         (BLOCKS | {"dflash_config": IDS | {"projector_type": "domino"}}, dflash, "head of domino"),
         (BLOCKS | {"dflash_config": IDS | {"use_swa": True}}, dflash, "sliding window"),

@@ -110,7 +110,7 @@ def _drafter(name: str, method: str | None, model: str) -> tuple[Path, str]:
     record = methods.get(method or _method_of(folder))
     if not record.is_trainable:
         names = ", ".join(m.name for m in methods.all() if m.is_trainable)
-        raise SettingError("method", record.name, f"one with a draft network of its own: {names}")
+        raise SettingError("method", record.name, f"one that is trained here: {names}")
     return folder, record.name
 
 

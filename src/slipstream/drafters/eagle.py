@@ -206,6 +206,7 @@ class PairNetwork:
         self.head_size = model.config.head_size
         self._model = copy.deepcopy(model).to(self.device, dtype).eval().requires_grad_(False)
         self._model.frequencies = model.frequencies.to(self.device)  # stay float32
+        self._model.embed_tokens = None  # one of its own comes as `embedding`, not twice
         self._embedding = embedding
         packs = can_pack(dtype, self.device)
         if packs:

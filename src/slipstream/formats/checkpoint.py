@@ -19,6 +19,7 @@ from slipstream.models.eagle import Eagle
 from slipstream.models.eagle3 import Eagle3
 from slipstream.models.language import Language
 from slipstream.models.medusa import Medusa
+from slipstream.models.peagle import PEagle
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.target.protocol import Target
 
@@ -28,6 +29,14 @@ class Eagle3Checkpoint:
     """An EAGLE-3 drafter as stored: the network and what its ids mean."""
 
     model: Eagle3
+    vocabulary: DraftVocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class PEagleCheckpoint:
+    """A P-EAGLE drafter as stored: the network and what its ids mean."""
+
+    model: PEagle
     vocabulary: DraftVocabulary
 
 
@@ -64,7 +73,12 @@ class LanguageCheckpoint:
 
 
 Checkpoint = (
-    Eagle3Checkpoint | EagleCheckpoint | MedusaCheckpoint | DFlashCheckpoint | LanguageCheckpoint
+    Eagle3Checkpoint
+    | PEagleCheckpoint
+    | EagleCheckpoint
+    | MedusaCheckpoint
+    | DFlashCheckpoint
+    | LanguageCheckpoint
 )
 
 

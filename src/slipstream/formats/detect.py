@@ -15,6 +15,7 @@ from slipstream.formats.checkpoint import (
     EagleCheckpoint,
     Files,
     LanguageCheckpoint,
+    PEagleCheckpoint,
     TargetFacts,
 )
 from slipstream.formats.dialect import Dialect
@@ -87,6 +88,8 @@ def method_of(checkpoint: Checkpoint) -> str:
         return "dflash" if checkpoint.model.path is None else "dspark"
     if isinstance(checkpoint, Eagle3Checkpoint):
         return "eagle3"
+    if isinstance(checkpoint, PEagleCheckpoint):
+        return "peagle"
     if isinstance(checkpoint, LanguageCheckpoint):
         return "chain"
     return "eagle" if isinstance(checkpoint, EagleCheckpoint) else "medusa"
@@ -117,6 +120,7 @@ def names() -> tuple[str, ...]:
 
 _SPOKEN = {
     "eagle3": "an EAGLE-3",
+    "peagle": "a P-EAGLE",
     "eagle": "an EAGLE-1",
     "medusa": "a Medusa",
     "dflash": "a DFlash",

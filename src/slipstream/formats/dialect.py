@@ -17,7 +17,7 @@ class Dialect:
 
     Args:
         name: as `convert --to` takes it.
-        method: whose network it holds: eagle, eagle3, medusa, dflash, dspark or chain.
+        method: whose network it holds: eagle, eagle3, peagle, medusa, dflash, dspark or chain.
         readers: who writes and reads it, for people.
         claim: how a folder shows that it is of this dialect, as a sentence; None when it is not.
         load: (files, facts of the target or None) to a checkpoint, every tensor accounted for.

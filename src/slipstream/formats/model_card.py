@@ -12,13 +12,16 @@ from slipstream.formats.dialect import Dialect
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _SERVED = {
     "vLLM": """vllm serve {target} --speculative-config \\
-    '{{"method": "{method}", "model": "{name}", "num_speculative_tokens": 3}}'""",
+    '{{"method": {vllm}, "model": "{name}", "num_speculative_tokens": 3}}'""",
     "SGLang": """python -m sglang.launch_server --model-path {target} \\
     --speculative-algorithm {algorithm} --speculative-draft-model-path {name}""",
 }
+_VLLM = {"peagle": '"eagle3", "parallel_drafting": true'}
+"""What vLLM calls a method where it has another name for it."""
 _TITLES = {
     "eagle": "EAGLE-1",
     "eagle3": "EAGLE-3",
+    "peagle": "P-EAGLE",
     "medusa": "Medusa",
     "dflash": "DFlash",
     "dspark": "DSpark",
@@ -78,7 +81,10 @@ def _body(dialect: Dialect, name: str, target: str) -> str:
     for engine, command in _SERVED.items():
         if engine in dialect.readers:
             filled = command.format(
-                target=target, name=name, method=dialect.method, algorithm=dialect.method.upper()
+                target=target,
+                name=name,
+                vllm=_VLLM.get(dialect.method, f'"{dialect.method}"'),
+                algorithm=dialect.method.upper(),
             )
             lines += ["", f"# {engine}", filled]
     lines += ["```", "", f"Files: the layout of {dialect.readers}.", ""]

@@ -46,7 +46,7 @@ class PretrainedDrafter:
 
     @property
     def method(self) -> str:
-        """Whose network it is: eagle, eagle3, medusa, dflash, dspark or chain."""
+        """Whose network it is: eagle, eagle3, peagle, medusa, dflash, dspark or chain."""
         return detect.method_of(self.checkpoint)
 
     @property

@@ -160,12 +160,18 @@ class Eagle3(nn.Module):
         Returns:
             [B, N, D], the new states: input of `logits` and of the next step.
         """
+        states = self.through(states, embedded, positions, attend)
+        return self.norm(states) if self.config.norm_output else states
+
+    def through(
+        self, states: Tensor, embedded: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
+        """[B, N, D] what leaves the layer, before any norm; see `step`."""
         layer, normed = self.midlayer, self.midlayer.hidden_norm(states)
         both = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)  # [B, N, 2*D]
         states = normed if self.config.norm_before_residual else states
         states = states + layer.self_attn(both, positions, self.frequencies, attend)
-        states = states + layer.mlp(layer.post_attention_layernorm(states))
-        return self.norm(states) if self.config.norm_output else states
+        return states + layer.mlp(layer.post_attention_layernorm(states))
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., U] logits over the draft vocabulary of [..., D] states."""

@@ -70,9 +70,17 @@ class LanguageConfig:
 
 
 class LanguageLayer(nn.Module):
-    """One decoder layer; the names are Hugging Face's, so that a target's layer can be copied."""
+    """One decoder layer; the names are Hugging Face's, so that a target's layer can be copied.
 
-    def __init__(self, config: LanguageConfig) -> None:
+    Args:
+        config: of the network; another network's with the same fields will do.
+        bias: of queries, keys and values.
+        output_bias: of the way back from attention.
+    """
+
+    def __init__(
+        self, config: LanguageConfig, *, bias: bool = False, output_bias: bool = False
+    ) -> None:
         super().__init__()
         d, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(d, eps)
@@ -82,6 +90,8 @@ class LanguageLayer(nn.Module):
             config.num_heads,
             config.num_kv_heads,
             config.head_size,
+            bias=bias,
+            output_bias=output_bias,
             scaling=config.rope_scaling,
         )
         self.post_attention_layernorm = RMSNorm(d, eps)

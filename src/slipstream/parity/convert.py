@@ -116,10 +116,11 @@ def convert(
 
 def _check_target(checkpoint: Checkpoint, target: Any) -> None:
     """Raises DrafterMismatchError for a drafter of another target."""
-    from slipstream.formats import dflash, eagle, eagle3, language, medusa
+    from slipstream.formats import dflash, eagle, eagle3, language, medusa, peagle
 
     layouts = {
         "eagle3": eagle3,
+        "peagle": peagle,
         "eagle": eagle,
         "dflash": dflash,
         "dspark": dflash,

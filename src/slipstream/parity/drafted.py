@@ -20,11 +20,13 @@ from slipstream.formats.checkpoint import (
     Eagle3Checkpoint,
     EagleCheckpoint,
     LanguageCheckpoint,
+    PEagleCheckpoint,
 )
 from slipstream.models.readout import Readout
 from slipstream.parity.texts import Text
 
 NUM_STEPS = 2  # the second reads states that were handed on, not features
+NUM_SLOTS = 3  # masked ones behind the pairs of a P-EAGLE drafter
 NUM_ANCHORS = 4
 
 causal = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
@@ -73,6 +75,8 @@ def drafted(
         model = checkpoint.model
         features = text.hidden[:, list(taps or model.config.taps)].flatten(1)
         return _pairs(checkpoint, model.fuse(features), model.logits, text, readout)
+    if isinstance(checkpoint, PEagleCheckpoint):
+        return _slots(checkpoint, taps or checkpoint.model.config.taps, text, readout)
     if isinstance(checkpoint, EagleCheckpoint):
         head = readout.head[checkpoint.vocabulary.target_ids]
         read = partial(F.linear, weight=head)
@@ -95,8 +99,7 @@ def _pairs(checkpoint: Any, states: Tensor, read: Any, text: Text, readout: Read
     """EAGLE's pairs: step s reads token x[i+1+s] and predicts x[i+2+s]."""
     model, count = checkpoint.model, len(text.tokens) - NUM_STEPS
     states, positions = states[None, :count], torch.arange(count)
-    own = getattr(model, "embed_tokens", None)
-    embed = readout.embed if own is None else own
+    embed = _embed(model, readout)
     logits, places = [], []
     for step in range(NUM_STEPS):
         embedded = embed(text.tokens[1 + step : 1 + step + count])[None]
@@ -104,6 +107,27 @@ def _pairs(checkpoint: Any, states: Tensor, read: Any, text: Text, readout: Read
         logits.append(read(states)[0])
         places.append(positions + 1 + step)
     return Drafted(checkpoint.vocabulary.target_ids, torch.cat(logits), torch.cat(places))
+
+
+def _slots(
+    checkpoint: PEagleCheckpoint, taps: tuple[int, ...], text: Text, readout: Readout
+) -> Drafted:
+    """P-EAGLE's pairs, which read a token and predict the one after it, and slots behind them."""
+    model, count = checkpoint.model, len(text.tokens) - 1 - NUM_SLOTS
+    features = text.hidden[:count, list(taps)].flatten(1)
+    inputs = torch.cat([features, model.mask_hidden[0].expand(NUM_SLOTS, -1)])
+    masked = torch.full((NUM_SLOTS,), model.config.mask_token)
+    tokens = torch.cat([text.tokens[1 : 1 + count], masked])
+    positions = torch.arange(len(tokens))
+    embedded = _embed(model, readout)(tokens)
+    states = model.step(model.fuse(inputs)[None], embedded[None], positions[None], causal)
+    return Drafted(checkpoint.vocabulary.target_ids, model.logits(states)[0], positions + 1)
+
+
+def _embed(model: Any, readout: Readout) -> Any:
+    """The network's own embedding, else the target's."""
+    own = getattr(model, "embed_tokens", None)
+    return readout.embed if own is None else own
 
 
 def _heads(checkpoint: Any, text: Text, readout: Readout) -> Drafted:

@@ -23,6 +23,7 @@ _VLLM = {
     "eagle2": "eagle",
     "hass": "eagle",
     "eagle3": "eagle3",
+    "peagle": "eagle3",
     "medusa": "medusa",
     "chain": "draft_model",
     "dflash": "dflash",
@@ -74,6 +75,8 @@ def vllm(
         value |= {"prompt_lookup_min": NGRAM_SIZES[0], "prompt_lookup_max": NGRAM_SIZES[1]}
     else:
         value["model"] = drafter
+    if setting.method == "peagle":
+        value["parallel_drafting"] = True
     table = ranges(lengths)
     if table:
         value["num_speculative_tokens_per_batch_size"] = table

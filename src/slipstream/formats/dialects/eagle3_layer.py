@@ -1,5 +1,7 @@
 """What all dialects of EAGLE-3 share: one layer, its maps and flags, under two spellings.
 
+P-EAGLE has the same and more (`peagle_layers`).
+
 Paper: Li et al. 2025, EAGLE-3, arXiv:2503.01840; names: SafeAILab/EAGLE `cnets.py`. The flags are
 vLLM's and speculators': `norm_before_residual`, `norm_before_fc`, and EAGLE-3.1's `fc_norm` and
 `norm_output`.
@@ -18,6 +20,7 @@ from slipstream.formats import folder
 from slipstream.formats.checkpoint import (
     Eagle3Checkpoint,
     Files,
+    PEagleCheckpoint,
     TargetFacts,
     renamed,
     take_copy,
@@ -64,6 +67,28 @@ def load(
         CheckpointError: unknown or missing tensors, sizes that disagree, or something that only
             the target knows and that is not at hand.
     """
+    tensors = layer_tensors(files)
+    if (files.config.get("eagle_config") or {}).get("use_aux_hidden_state") is False:
+        raise CheckpointError(
+            f"{files.place} holds a drafter without taps (use_aux_hidden_state false); this "
+            "drafter cannot run it",
+            "take an EAGLE-3 checkpoint with one layer and three taps",
+        )
+    if num_layers(tensors) > 1:
+        raise CheckpointError(f"{files.place} has {num_layers(tensors)} draft layers, expected 1")
+    said = fields_of(files, tensors, target, taps=taps, config=config)
+    # As wide as the target, what is stored is a copy of the target's.
+    own = EMBEDDING in tensors and said["hidden_size"] != said["target_hidden_size"]
+    model = Eagle3(Eagle3Config(**said, has_embedding=own))
+    return Eagle3Checkpoint(model, fill(model, tensors, target, files.place))
+
+
+def layer_tensors(files: Files) -> dict[str, Tensor]:
+    """The tensors, those of the layer that reads pairs below `midlayer.`.
+
+    Raises:
+        CheckpointError: there is no such layer.
+    """
     place = files.place
     tensors = renamed(without_prefix(files.tensors), "layers.0.", "midlayer.", place=place)
     if QUERY not in tensors:
@@ -71,29 +96,49 @@ def load(
             f"{place} has no midlayer.* tensors, so it is no EAGLE-3 drafter",
             hint="`slipstream zoo` lists drafters that ship; `slipstream train` makes one",
         )
-    _refuse_others(files, tensors)
-    said = {**files.config, **(config or {})}
+    return tensors
+
+
+def num_layers(tensors: Mapping[str, Tensor]) -> int:
+    """Decoder layers, counted in the weights: the one that reads pairs and those above it."""
+    return 1 + len({name.split(".")[1] for name in tensors if name.startswith("layers.")})
+
+
+def fields_of(
+    files: Files,
+    tensors: Mapping[str, Tensor],
+    target: TargetFacts | None,
+    *,
+    taps: Sequence[int] | None,
+    config: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Every field of `Eagle3Config` but `has_embedding`; see `load`."""
+    place, said = files.place, {**files.config, **(config or {})}
     if said.get("draft_vocab_size") is None:
         said["draft_vocab_size"] = _num_ids(tensors)
     sizes = read_sizes(said, place)
     del sizes["num_layers"]  # published configs count the target's; what is stored counts
-    more = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
-    if more:
-        raise CheckpointError(f"{place} has {1 + len(more)} draft layers, expected 1")
-    fc = tensors.get("fc.weight")
     target_hidden = files.config.get("target_hidden_size") or sizes["hidden_size"]
-    taps = _taps(taps, fc, target_hidden, target, place)
-    network = Eagle3Config(
+    return {
         **sizes,
-        taps=tuple(taps),
-        target_hidden_size=target_hidden,
-        fusion_bias="fc.bias" in tensors,
-        attention_bias=QUERY.replace("weight", "bias") in tensors,
-        output_bias="midlayer.self_attn.o_proj.bias" in tensors,
-        # As wide as the target, what is stored is a copy of the target's.
-        has_embedding=EMBEDDING in tensors and sizes["hidden_size"] != target_hidden,
+        "taps": tuple(_taps(taps, tensors.get("fc.weight"), target_hidden, target, place)),
+        "target_hidden_size": target_hidden,
+        "fusion_bias": "fc.bias" in tensors,
+        "attention_bias": QUERY.replace("weight", "bias") in tensors,
+        "output_bias": "midlayer.self_attn.o_proj.bias" in tensors,
         **{ours: bool(_flag(files.config, theirs)) for theirs, ours in FLAGS.items()},
-    )
+    }
+
+
+def fill(
+    model: Eagle3, tensors: dict[str, Tensor], target: TargetFacts | None, place: str
+) -> DraftVocabulary:
+    """Load tensors into a network, what the target has too compared or taken from it; see `load`.
+
+    Returns:
+        The draft vocabulary.
+    """
+    network = model.config
     vocabulary = folder.take_vocabulary(
         tensors,
         place,
@@ -105,20 +150,25 @@ def load(
         take_copy(tensors, EMBEDDING, embedding, rows=None, of="embedding")
     if HEAD not in tensors:
         tensors[HEAD] = _borrowed_head(network, vocabulary, target, place)
-    model = Eagle3(network)
     folder.fill(model, tensors, place)
-    return Eagle3Checkpoint(model.eval(), vocabulary)
+    model.eval()
+    return vocabulary
 
 
 def tensors_of(
-    checkpoint: Eagle3Checkpoint, dtype: torch.dtype, *, layer: str = "midlayer."
+    checkpoint: Eagle3Checkpoint | PEagleCheckpoint,
+    dtype: torch.dtype,
+    *,
+    layer: str = "midlayer.",
 ) -> dict[str, Tensor]:
     """Tensors under the official names, or with another name for the layer."""
     tensors = folder.to_tensors(checkpoint.model, checkpoint.vocabulary, dtype)
     return renamed(tensors, "midlayer.", layer)
 
 
-def config_of(checkpoint: Eagle3Checkpoint, dtype: torch.dtype) -> dict[str, Any]:
+def config_of(
+    checkpoint: Eagle3Checkpoint | PEagleCheckpoint, dtype: torch.dtype
+) -> dict[str, Any]:
     """What every dialect's config.json says of the layer, flags included."""
     network = checkpoint.model.config
     return {
@@ -132,7 +182,9 @@ def config_of(checkpoint: Eagle3Checkpoint, dtype: torch.dtype) -> dict[str, Any
     }
 
 
-def refuse_what_it_lacks(checkpoint: Eagle3Checkpoint, dialect: str, **names: str) -> None:
+def refuse_what_it_lacks(
+    checkpoint: Eagle3Checkpoint | PEagleCheckpoint, dialect: str, **names: str
+) -> None:
     """Raises CheckpointError for a part of the network that a dialect has no place for.
 
     Args:
@@ -248,20 +300,3 @@ def _taps(
             f"of {target_hidden}"
         )
     return taps
-
-
-def _refuse_others(files: Files, tensors: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError for relatives of EAGLE-3 that draft in another way."""
-    eagle = files.config.get("eagle_config") or {}
-    for is_there, what in (
-        ("mask_hidden" in tensors, "P-EAGLE, which drafts all depths in one pass (mask_hidden)"),
-        (
-            eagle.get("use_aux_hidden_state") is False,
-            "a drafter without taps (use_aux_hidden_state false)",
-        ),
-    ):
-        if is_there:
-            raise CheckpointError(
-                f"{files.place} holds {what}; this drafter cannot run it",
-                "take an EAGLE-3 checkpoint with one layer and three taps",
-            )

@@ -1,9 +1,9 @@
 """Our own folders: the nearest official layout, and a `slipstream` object that says the rest.
 
-EAGLE-1 and EAGLE-3 follow SafeAILab/EAGLE, DFlash follows z-lab/dflash; Medusa heads and draft
-language models have a layout of their own. Taps are written as
-indices into the target's hidden states; the embedding, and the head where it is the target's, are
-never stored; reduced vocabularies have their maps for every method.
+EAGLE-1 and EAGLE-3 follow SafeAILab/EAGLE, P-EAGLE speculators, DFlash z-lab/dflash; Medusa heads
+and draft language models have a layout of their own. Taps are written as indices into the target's
+hidden states; embedding and head are stored where they are the drafter's own, never the target's;
+reduced vocabularies have their maps for every method.
 """
 
 from __future__ import annotations
@@ -24,10 +24,17 @@ from slipstream.formats.checkpoint import (
     Files,
     LanguageCheckpoint,
     MedusaCheckpoint,
+    PEagleCheckpoint,
     TargetFacts,
 )
 from slipstream.formats.dialect import Dialect
-from slipstream.formats.dialects import dflash_network, eagle3_layer, eagle_layer, zlab
+from slipstream.formats.dialects import (
+    dflash_network,
+    eagle3_layer,
+    eagle_layer,
+    peagle_layers,
+    zlab,
+)
 from slipstream.models.language import Language, LanguageConfig
 from slipstream.models.medusa import Medusa, MedusaConfig
 
@@ -131,6 +138,24 @@ def _dump_eagle3(checkpoint: Eagle3Checkpoint, _target: TargetFacts, dtype: torc
         "slipstream": {"method": "eagle3", "taps": taps},
     }
     return Files(config, eagle3_layer.tensors_of(checkpoint, dtype))
+
+
+def _load_peagle(files: Files, target: TargetFacts | None) -> PEagleCheckpoint:
+    return peagle_layers.load(
+        files,
+        target,
+        taps=files.config["slipstream"].get("taps"),
+        mask_token=files.config.get(peagle_layers.TOKEN),
+    )
+
+
+def _dump_peagle(checkpoint: PEagleCheckpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        **peagle_layers.config_of(checkpoint, dtype),
+        "slipstream": {"method": "peagle", "taps": list(checkpoint.model.config.taps)},
+    }
+    return Files(config, eagle3_layer.tensors_of(checkpoint, dtype, layer="layers.0."))
 
 
 def _load_eagle(files: Files, target: TargetFacts | None) -> EagleCheckpoint:
@@ -272,6 +297,7 @@ def _dump_language(
 
 READERS = "slipstream"
 EAGLE3 = Dialect("slipstream", "eagle3", READERS, _claims("eagle3"), _load_eagle3, _dump_eagle3)
+PEAGLE = Dialect("slipstream", "peagle", READERS, _claims("peagle"), _load_peagle, _dump_peagle)
 EAGLE = Dialect(
     "slipstream", "eagle", READERS, _claims("eagle", "eagle2", "hass"), _load_eagle, _dump_eagle
 )

@@ -1,4 +1,4 @@
-"""speculators' folders, which vLLM serves: EAGLE-3, DFlash and DSpark under one schema.
+"""speculators' folders, which vLLM serves: EAGLE-3, P-EAGLE, DFlash, DSpark under one schema.
 
 The layer's sizes are in `transformer_layer_config`, the rest at the top. Ids are indices into the
 hidden states, as our taps are. Copies of the target's embedding, and for DFlash of its head, are
@@ -19,14 +19,15 @@ from slipstream.formats.checkpoint import (
     DFlashCheckpoint,
     Eagle3Checkpoint,
     Files,
+    PEagleCheckpoint,
     TargetFacts,
     without_prefix,
 )
 from slipstream.formats.dialect import Dialect
-from slipstream.formats.dialects import dflash_network, dspark, eagle3_layer
+from slipstream.formats.dialects import dflash_network, dspark, eagle3_layer, peagle_layers
 
 VERSION = "0.9.0"
-NUM_TOKENS = 5  # what speculators' recipes serve an EAGLE-3 drafter with
+NUM_TOKENS = 5  # what speculators' recipes serve an EAGLE-3 drafter with, and we a P-EAGLE one
 _TRAINING_ONLY = ("verifier_norm.weight", "verifier_lm_head.weight")
 _LAYER_KEYS = (
     "hidden_act", "hidden_size", "intermediate_size", "num_attention_heads",
@@ -46,17 +47,11 @@ def _claims(kind: str) -> Callable[[Files], str | None]:
 
 def load_eagle3(files: Files, target: TargetFacts | None) -> Eagle3Checkpoint:
     """Ids are taps; see `eagle3_layer.load`."""
-    layer = _layer(files)
-    if layer.get("model_type") == "qwen3" and any("q_norm" in name for name in files.tensors):
-        raise CheckpointError(
-            f"{files.place} norms queries and keys, which this drafter does not draft with",
-            "take a checkpoint whose layer is Llama's",
-        )
     return eagle3_layer.load(
         Files(files.config, _served(files), files.place),
         target,
         taps=eagle3_layer.layer_ids(files.config, files.place),
-        config=layer,
+        config=_llama_layer(files),
     )
 
 
@@ -66,13 +61,45 @@ def dump_eagle3(checkpoint: Eagle3Checkpoint, target: TargetFacts, dtype: torch.
     Raises:
         CheckpointError: there is no place for something.
     """
+    return _dump_pairs("eagle3", "Eagle3Speculator", checkpoint, target, dtype)
+
+
+def load_peagle(files: Files, target: TargetFacts | None) -> PEagleCheckpoint:
+    """Ids are taps; see `peagle_layers.load`."""
+    return peagle_layers.load(
+        Files(files.config, _served(files), files.place),
+        target,
+        taps=eagle3_layer.layer_ids(files.config, files.place),
+        mask_token=files.config.get(peagle_layers.TOKEN),
+        config=_llama_layer(files),
+    )
+
+
+def dump_peagle(checkpoint: PEagleCheckpoint, target: TargetFacts, dtype: torch.dtype) -> Files:
+    """Files that speculators loads and vLLM serves, as EAGLE-3 with parallel drafting.
+
+    Raises:
+        CheckpointError: there is no place for something.
+    """
+    made = _dump_pairs("peagle", "PEagleSpeculator", checkpoint, target, dtype)
+    more = {peagle_layers.TOKEN: checkpoint.model.config.mask_token, "embed_requires_grad": True}
+    return Files({**made.config, **more}, made.tensors)
+
+
+def _dump_pairs(
+    kind: str,
+    architecture: str,
+    checkpoint: Eagle3Checkpoint | PEagleCheckpoint,
+    target: TargetFacts,
+    dtype: torch.dtype,
+) -> Files:
     lacks = {"fusion_bias": "bias in the layer that fuses the taps"}
     eagle3_layer.refuse_what_it_lacks(checkpoint, "speculators", **lacks)
     said = eagle3_layer.config_of(checkpoint, dtype)
     config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        **_common("eagle3", NUM_TOKENS, said, target),
+        "architectures": [architecture],
+        "speculators_model_type": kind,
+        **_common(kind, NUM_TOKENS, said, target),
         "draft_vocab_size": len(checkpoint.vocabulary),
         **{name: said[name] for name in eagle3_layer.FLAGS},
         "target_hidden_size": said["target_hidden_size"],
@@ -206,6 +233,21 @@ def _layer(files: Files) -> Mapping[str, Any]:
     return layer
 
 
+def _llama_layer(files: Files) -> Mapping[str, Any]:
+    """What describes the layers of pairs.
+
+    Raises:
+        CheckpointError: they are Qwen3's.
+    """
+    layer = _layer(files)
+    if layer.get("model_type") == "qwen3" and any("q_norm" in name for name in files.tensors):
+        raise CheckpointError(
+            f"{files.place} norms queries and keys, which this drafter does not draft with",
+            "take a checkpoint whose layer is Llama's",
+        )
+    return layer
+
+
 def _served(files: Files) -> dict[str, Tensor]:
     """The tensors without what only training uses."""
     return {name: t for name, t in files.tensors.items() if name not in _TRAINING_ONLY}
@@ -213,5 +255,6 @@ def _served(files: Files) -> dict[str, Tensor]:
 
 READERS = "speculators, vLLM"
 EAGLE3 = Dialect("speculators", "eagle3", READERS, _claims("eagle3"), load_eagle3, dump_eagle3)
+PEAGLE = Dialect("speculators", "peagle", READERS, _claims("peagle"), load_peagle, dump_peagle)
 DFLASH = Dialect("speculators", "dflash", READERS, _claims("dflash"), load_dflash, dump_dflash)
 DSPARK = Dialect("speculators", "dspark", READERS, _claims("dspark"), load_dspark, dump_dspark)

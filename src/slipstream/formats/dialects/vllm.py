@@ -1,17 +1,19 @@
-"""vLLM's own spelling of EAGLE-1, EAGLE-3 and Medusa.
+"""vLLM's own spelling of EAGLE-1, EAGLE-3, P-EAGLE and Medusa.
 
 EAGLE-3: class `Eagle3LlamaForCausalLM`, `layers.0.*`; ids of `eagle_config` are indices into the
-hidden states, as our taps are. EAGLE-1: the layer that joins feature and embedding has no bias; one
-is carried by the drafter's own embedding (`folded_bias`). Medusa: `blocks.H.layers.L.*` and
-`lm_heads.H.weight`; `original_lm_head` shares one head, `token_map` reduces the vocabulary. vLLM
-0.32 makes a parameter of the map while it reads it and then misses that parameter among what was
-read, so the map is read here and not written: the head is stored whole, with the ids under a name
-of our own, which vLLM passes over.
+hidden states, as our taps are. P-EAGLE: the same with `mask_hidden`, whatever the class is called,
+and a mask token under one of three keys. EAGLE-1: the layer that joins feature and embedding has no
+bias; one is carried by the drafter's own embedding (`folded_bias`). Medusa: `blocks.H.layers.L.*`
+and `lm_heads.H.weight`; `original_lm_head` shares one head, `token_map` reduces the vocabulary.
+vLLM 0.32 makes a parameter of the map while it reads it and then misses that parameter among what
+was read, so the map is read here and not written: the head is stored whole, with the ids under a
+name of our own, which vLLM passes over.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +25,20 @@ from slipstream.formats.checkpoint import (
     EagleCheckpoint,
     Files,
     MedusaCheckpoint,
+    PEagleCheckpoint,
     TargetFacts,
     is_copy,
     without_prefix,
 )
 from slipstream.formats.dialect import Dialect
-from slipstream.formats.dialects import eagle3_layer, eagle_layer, folded_bias
+from slipstream.formats.dialects import eagle3_layer, eagle_layer, folded_bias, peagle_layers
 from slipstream.formats.dialects.eagle3_layer import IDS
 from slipstream.models.medusa import Medusa, MedusaConfig
 from slipstream.models.vocabulary import DraftVocabulary
 
 ARCHITECTURE = "Eagle3LlamaForCausalLM"
 EMBEDDING = "embed_tokens.weight"
+MASK_TOKENS = (peagle_layers.TOKEN, "pard_token", "ptd_token_id")  # as vLLM looks for it
 DRAFT_IDS = "draft_ids"  # [U] int64, of a whole head's rows those that the heads were trained for
 
 
@@ -59,11 +63,35 @@ def dump_eagle3(checkpoint: Eagle3Checkpoint, _target: TargetFacts, dtype: torch
     Raises:
         CheckpointError: vLLM's layer has no place for something.
     """
+    return _dump_pairs(checkpoint, eagle3_layer.config_of(checkpoint, dtype), dtype)
+
+
+def claim_peagle(files: Files) -> str | None:
+    """By what its slots read."""
+    names = {name.removeprefix("model.") for name in files.tensors}
+    return f"a tensor {peagle_layers.HIDDEN}" if peagle_layers.HIDDEN in names else None
+
+
+def load_peagle(files: Files, target: TargetFacts | None) -> PEagleCheckpoint:
+    """Ids are taps; see `peagle_layers.load`."""
+    named = [files.config[key] for key in MASK_TOKENS if files.config.get(key) is not None]
+    taps = eagle3_layer.layer_ids(files.config, files.place)
+    return peagle_layers.load(files, target, taps=taps, mask_token=next(iter(named), None))
+
+
+def dump_peagle(checkpoint: PEagleCheckpoint, _target: TargetFacts, dtype: torch.dtype) -> Files:
+    """Files that vLLM serves as EAGLE-3 with parallel drafting; see `dump_eagle3`."""
+    return _dump_pairs(checkpoint, peagle_layers.config_of(checkpoint, dtype), dtype)
+
+
+def _dump_pairs(
+    checkpoint: Eagle3Checkpoint | PEagleCheckpoint, said: dict[str, Any], dtype: torch.dtype
+) -> Files:
     lacks = {"fusion_bias": "bias in the layer that fuses the taps"}
     eagle3_layer.refuse_what_it_lacks(checkpoint, "vllm", **lacks)
     network = checkpoint.model.config
     config = {
-        **eagle3_layer.config_of(checkpoint, dtype),
+        **said,
         IDS: list(network.taps),
         "eagle_config": {IDS: list(network.taps), "use_aux_hidden_state": True},
     }
@@ -240,5 +268,6 @@ def _theirs(name: str, num_blocks: int) -> str:
 
 
 EAGLE3 = Dialect("vllm", "eagle3", "vLLM", claim_eagle3, load_eagle3, dump_eagle3)
+PEAGLE = Dialect("vllm", "peagle", "vLLM", claim_peagle, load_peagle, dump_peagle)
 EAGLE = Dialect("vllm", "eagle", "vLLM", claim_eagle, load_eagle, dump_eagle)
 MEDUSA = Dialect("vllm", "medusa", "vLLM", claim_medusa, load_medusa, dump_medusa)
