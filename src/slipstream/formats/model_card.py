@@ -15,9 +15,12 @@ _SERVED = {
     '{{"method": {vllm}, "model": "{name}", "num_speculative_tokens": 3}}'""",
     "SGLang": """python -m sglang.launch_server --model-path {target} \\
     --speculative-algorithm {algorithm} --speculative-draft-model-path {name}""",
+    "transformers": """from transformers import pipeline
+print(pipeline("text-generation", "{target}", assistant_model="{name}")("..."))""",
 }
-_VLLM = {"peagle": '"eagle3", "parallel_drafting": true'}
+_VLLM = {"peagle": '"eagle3", "parallel_drafting": true', "chain": '"draft_model"'}
 """What vLLM calls a method where it has another name for it."""
+_SGLANG = {"chain": "STANDALONE"}
 _TITLES = {
     "eagle": "EAGLE-1",
     "eagle3": "EAGLE-3",
@@ -84,7 +87,7 @@ def _body(dialect: Dialect, name: str, target: str) -> str:
                 target=target,
                 name=name,
                 vllm=_VLLM.get(dialect.method, f'"{dialect.method}"'),
-                algorithm=dialect.method.upper(),
+                algorithm=_SGLANG.get(dialect.method, dialect.method.upper()),
             )
             lines += ["", f"# {engine}", filled]
     lines += ["```", "", f"Files: the layout of {dialect.readers}.", ""]
