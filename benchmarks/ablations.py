@@ -65,16 +65,13 @@ VARIANTS = {
     "eagle3": (
         Variant("base"),
         Variant("Muon", (("--optimizer", "muon"),)),
-        Variant("learning rate 2e-3", (("--learning-rate", "2e-3"),)),
         Variant("half the steps", share=0.5),
         Variant("half the steps, other text before", share=0.5, before=0.5),
         Variant("5 unrolled steps", (("--num-unrolled", "5"),)),
         Variant("1 unrolled step", (("--num-unrolled", "1"),)),
         Variant("MLP twice as wide", (("--set", "intermediate_size=3072"),)),
         Variant("random first weights", (("--initial", "random"),)),
-        Variant("4,096 draft ids", (("--draft-vocab-size", "4096"),)),
         Variant("32,768 draft ids", (("--draft-vocab-size", "32768"),)),
-        Variant("twice the steps", share=2.0),
     ),
     "dflash": (
         Variant("base"),
