@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,7 +9,7 @@ from torch.nn import functional as F
 from slipstream.cache import SlotCache
 from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.compiled import angles_of, can_compile, rows_of, sizes_of, stack_layer
-from slipstream.drafters.products import product, replace_linears
+from slipstream.drafters.products import frozen_copy, product, replace_linears
 from slipstream.formats.dflash import DFlashCheckpoint
 from slipstream.models.blocks import turn
 from slipstream.models.vocabulary import DraftVocabulary
@@ -33,8 +31,7 @@ class BlockNetwork:
     def __init__(self, checkpoint: DFlashCheckpoint, target: Target) -> None:
         model, vocabulary = checkpoint.model, checkpoint.vocabulary
         self.dtype, self.device = target.spec.dtype, target.spec.device
-        self._model = copy.deepcopy(model).to(self.device, self.dtype).eval().requires_grad_(False)
-        self._model.frequencies = model.frequencies.to(self.device)  # stay float32
+        self._model = frozen_copy(model, self.dtype, self.device)
         self._embedding = target.embedding()
         head = head_of(target, vocabulary).to(self.device, self.dtype)
         mask_token = model.config.mask_token

@@ -12,7 +12,6 @@ Entry i of the rollout is token x[i] at position i; its state predicts x[i+1].
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -24,6 +23,7 @@ from torch.nn import functional as F
 from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.model_rollout import ModelRollout
+from slipstream.drafters.products import frozen_copy, narrow
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.errors import DrafterMismatchError
@@ -78,7 +78,9 @@ class ChainDrafter:
                 str(folder), dtype=spec.dtype, device=spec.device, threads=threads, token=token
             )
             return cls.from_target(draft, target, growth)
-        return cls.from_model(language.read(Path(folder)), target, growth)
+        checkpoint = language.read(Path(folder))
+        narrow(checkpoint.model, target.spec.dtype)
+        return cls.from_model(checkpoint, target, growth)
 
     @classmethod
     def from_target(cls, draft: Target, target: Target, growth: Growth) -> Self:
@@ -206,8 +208,7 @@ class TokenNetwork:
         self.num_layers = model.config.num_layers
         self.num_kv_heads = model.config.num_kv_heads
         self.head_size = model.config.head_size
-        self._model = copy.deepcopy(model).to(self.device, dtype).eval().requires_grad_(False)
-        self._model.frequencies = model.frequencies.to(self.device)  # stay float32
+        self._model = frozen_copy(model, dtype, self.device)
         self._embedding = embedding
         self.logits = self._model.logits
         if can_pack(dtype, self.device):

@@ -8,7 +8,6 @@ what is drafted decides nothing but speed.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipstream.drafters.attention import CachedAttention
-from slipstream.drafters.products import CompiledLinear, on_rows
+from slipstream.drafters.products import CompiledLinear, frozen_copy, on_rows
 from slipstream.models.blocks import attention_factor
 from slipstream.models.eagle import Eagle
 from slipstream.models.eagle3 import Eagle3
@@ -92,7 +91,7 @@ class CompiledNetwork:
         if isinstance(model, Eagle3):
             self._fuse = CompiledLinear(model.fc.weight.detach(), model.fc.bias)
             if config.norm_features or config.norm_each_tap:
-                frozen = copy.deepcopy(model).to(self.dtype).requires_grad_(False)
+                frozen = frozen_copy(model, self.dtype, self.device)
                 self._normed = frozen.normed
 
     def fuse(self, features: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 from slipstream.drafters.attention import CachedAttention, Sight
 from slipstream.drafters.block_network import block_network
 from slipstream.drafters.one_pass import ROOM, OnePassDrafter
+from slipstream.drafters.products import narrow
 from slipstream.drafters.protocol import Row
 from slipstream.errors import CheckpointError, SettingError
 from slipstream.formats import dflash
@@ -87,6 +88,7 @@ class DFlashDrafter(OnePassDrafter):
             SettingError: a block wider than the trained one, or the tree is unknown.
         """
         checkpoint = dflash.read(Path(folder), target=facts_of(target))
+        narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth, width=width)
 
     @classmethod

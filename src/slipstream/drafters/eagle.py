@@ -16,7 +16,6 @@ How a tree grows from there is `drafters.rollout`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from torch.nn import functional as F
 from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.pending import Pending
+from slipstream.drafters.products import frozen_copy, narrow
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.formats import eagle, eagle3
@@ -77,9 +77,9 @@ class EagleDrafter:
             DrafterMismatchError: it was made for another target.
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
-        return cls.from_model(
-            cls.layout.read(Path(folder), target=facts_of(target)), target, growth
-        )
+        checkpoint = cls.layout.read(Path(folder), target=facts_of(target))
+        narrow(checkpoint.model, target.spec.dtype)
+        return cls.from_model(checkpoint, target, growth)
 
     @classmethod
     def from_model(
@@ -204,8 +204,7 @@ class PairNetwork:
         self.dtype, self.device = dtype, torch.device(device)
         self.num_kv_heads = model.config.num_kv_heads
         self.head_size = model.config.head_size
-        self._model = copy.deepcopy(model).to(self.device, dtype).eval().requires_grad_(False)
-        self._model.frequencies = model.frequencies.to(self.device)  # stay float32
+        self._model = frozen_copy(model, dtype, self.device)
         self._model.embed_tokens = None  # one of its own comes as `embedding`, not twice
         self._embedding = embedding
         packs = can_pack(dtype, self.device)

@@ -9,7 +9,6 @@ Heads do not know of each other, so all nodes of a depth have the same candidate
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.drafters.candidates import pick
-from slipstream.drafters.products import product, replace_linears
+from slipstream.drafters.products import frozen_copy, narrow, product, replace_linears
 from slipstream.drafters.protocol import Row
 from slipstream.formats import medusa
 from slipstream.formats.checkpoint import facts_of
@@ -73,6 +72,7 @@ class MedusaDrafter:
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
         checkpoint = medusa.read(Path(folder), target=facts_of(target))
+        narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth)
 
     @classmethod
@@ -155,8 +155,7 @@ class HeadNetwork:
     def __init__(self, checkpoint: MedusaCheckpoint, target: Target) -> None:
         self._dtype, device = target.spec.dtype, target.spec.device
         self.rests_threads = target.spec.decoder == "compiled"  # then its products are, too
-        self._model = copy.deepcopy(checkpoint.model).to(device, self._dtype)
-        self._model.eval().requires_grad_(False)
+        self._model = frozen_copy(checkpoint.model, self._dtype, device)
         replace_linears(self._model, target.spec)
         self._project = None
         if checkpoint.model.config.borrows_head:

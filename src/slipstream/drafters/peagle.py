@@ -27,6 +27,7 @@ from slipstream.drafters.attention import CachedAttention, Sight
 from slipstream.drafters.compiled import CompiledNetwork, can_compile
 from slipstream.drafters.eagle import PairNetwork
 from slipstream.drafters.one_pass import ROOM, OnePassDrafter
+from slipstream.drafters.products import narrow
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import CHUNK, TOGETHER
 from slipstream.formats import peagle
@@ -86,6 +87,7 @@ class PEagleDrafter(OnePassDrafter):
             SettingError: the tree is unknown.
         """
         checkpoint = peagle.read(Path(folder), target=facts_of(target))
+        narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth)
 
     @classmethod

@@ -2,15 +2,47 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from slipstream.target.hardware import return_memory
 from slipstream.target.packed import PackedLinear, can_pack
 from slipstream.target.protocol import TargetSpec
 from slipstream.target.stack import Sizes, Stack
 from slipstream.target.tiles import TileProduct
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def frozen_copy(model: Network, dtype: torch.dtype, device: torch.device | str) -> Network:
+    """A network to draft with: in another number type and place, and never trained.
+
+    Each weight is copied once, into what it becomes: networks are read in float32, and a whole
+    copy of that would be the most memory that loading a drafter ever takes. Buffers, which are RoPE
+    frequencies, stay float32.
+    """
+    narrow: dict[int, object] = {
+        id(parameter): nn.Parameter(
+            parameter.detach().to(device, dtype, copy=True), requires_grad=False
+        )
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, narrow).to(device).eval()
+
+
+def narrow(model: nn.Module, dtype: torch.dtype) -> None:
+    """Give a network that was just read, and that nobody else holds, the number type it runs in.
+
+    Weight by weight, so that it never takes more memory than it did; buffers stay float32.
+    """
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    return_memory()
 
 
 class CompiledLinear(nn.Module):

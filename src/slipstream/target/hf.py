@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def load_target(
     number_type = pick_dtype(dtype, place)
     if place.type == "cpu":
         use_threads(threads)
-    source, revision = pinned(resolve(name, write_dequantised), revision)
+    source, revision = pinned(_source(name, number_type), revision)
     hub = {"revision": revision or "main", "token": token}
     model, tokenizer = _read(name, source, number_type, place, hub)
     options: dict[str, Any] = {"name": name, "packed": packed}
@@ -126,7 +127,7 @@ def load_tokenizer(name: str) -> tuple[TargetTokenizer, int]:
         UnknownNameError: no such embedded model.
         CheckpointError: the model cannot be read.
     """
-    source, revision = pinned(resolve(name, write_dequantised), None)
+    source, revision = pinned(_source(name, pick_dtype("auto", pick_device("auto"))), None)
     try:
         config = text_config(AutoConfig.from_pretrained(source, revision=revision or "main"))
         inner = AutoTokenizer.from_pretrained(source, revision=revision or "main")
@@ -138,8 +139,26 @@ def load_tokenizer(name: str) -> tuple[TargetTokenizer, int]:
     return TargetTokenizer(inner, eos_ids), int(config.max_position_embeddings)
 
 
-def write_dequantised(gguf: Path, folder: Path) -> None:
-    """Read a GGUF file and write an ordinary float32 model folder.
+def _source(name: str, dtype: torch.dtype) -> str:
+    """The folder or id that a model is read from.
+
+    A GGUF file's weights lie there in the number type they are loaded in where that is a narrow
+    one: what needs no conversion stays the file's pages, which the system takes back when it needs
+    them, and only what runs in another layout takes memory of its own.
+    """
+    if dtype not in (torch.bfloat16, torch.float16):
+        return resolve(name, write_dequantised)
+    variant = str(dtype).removeprefix("torch.")
+    return resolve(name, partial(write_dequantised, dtype=dtype), variant=variant)
+
+
+def write_dequantised(gguf: Path, folder: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    """Read a GGUF file and write an ordinary model folder.
+
+    Args:
+        gguf: the file.
+        folder: that is filled.
+        dtype: of the weights in it.
 
     Raises:
         CheckpointError: the file cannot be read, or lacks tensors.
@@ -171,7 +190,7 @@ def write_dequantised(gguf: Path, folder: Path) -> None:
         del model.config.quantization_config
     model.hf_quantizer = None
     model.is_quantized = False
-    model.to(torch.float32).save_pretrained(folder)
+    model.to(dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text())
     saved.pop("_name_or_path", None)

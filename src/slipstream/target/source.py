@@ -19,21 +19,23 @@ from slipstream.target import embedded
 HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?")
 
 
-def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
+def resolve(name: str, convert: Callable[[Path, Path], None], *, variant: str = "") -> str:
     """A folder, or a Hugging Face id.
 
     Args:
         name: an embedded name, a folder, a `.gguf` file, or a Hugging Face id, which may name a
             revision: ORG/MODEL@REVISION.
         convert: writes a model folder from a GGUF file.
+        variant: of what it writes; the folders of two lie side by side.
 
     Raises:
         CheckpointError: a folder or file that does not exist, or holds no model.
         UnknownNameError: no embedded model of this name.
         UnsupportedTargetError: a folder that holds an adapter alone, or what `convert` refuses.
     """
+    ending = f"-{variant}" if variant else ""
     if name in embedded.CATALOGUE:
-        return str(embedded.dequantised(embedded.locate(name), name, convert))
+        return str(embedded.dequantised(embedded.locate(name), name + ending, convert))
     path = Path(name).expanduser()
     if path.is_dir():
         if (path / "adapter_config.json").is_file():
@@ -49,7 +51,7 @@ def resolve(name: str, convert: Callable[[Path, Path], None]) -> str:
         return str(path)
     if path.suffix == ".gguf" and path.is_file():
         layout = embedded.USERS_LAYOUT
-        return str(embedded.dequantised(path, path.stem, convert, layout=layout))
+        return str(embedded.dequantised(path, path.stem + ending, convert, layout=layout))
     if path.suffix == ".gguf" or path.is_absolute() or name.startswith((".", "~")):
         raise CheckpointError(f"model {name} does not exist", hint=_choices())
     if path.exists():
