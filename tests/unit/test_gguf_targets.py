@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from chats import PLAIN, byte_tokenizer
 from fakes import tiny_model
@@ -156,3 +157,20 @@ def test_an_architecture_that_cannot_be_read_is_told(tmp_path, monkeypatch):
     writer.close()
     with pytest.raises(CheckpointError, match=r"cannot read model .*oddity"):
         load_target(str(path))
+
+
+def test_weights_lie_in_the_type_they_are_loaded_in(written, tmp_path):
+    """What needs no conversion is not copied: the folder of a narrow type holds that type."""
+    _, path = written()
+    target = load_target(str(path), dtype="bfloat16", device="cpu", decoder="stock")
+    (folder,) = (tmp_path / "cache" / "slipstream").glob("llama-bfloat16-*")
+    stored = load_file(folder / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    for name, weight in target.model.state_dict().items():
+        if name in stored:
+            assert torch.equal(weight, stored[name]), name
+    wide = load_target(str(path), dtype="float32", device="cpu", decoder="stock")
+    for name, weight in wide.model.state_dict().items():
+        if name in stored:
+            assert torch.equal(weight.bfloat16(), stored[name]), name
+    assert len([*(tmp_path / "cache" / "slipstream").glob("llama-*")]) == 2
