@@ -7,8 +7,9 @@
 
 Every run is `slipstream train` with one setting changed, on the same packed rows in the same
 order, and is judged on the same held-out answers of the target: the accepted length of a chain on
-the text, every position a start. Seconds are those of the training steps alone. Finished runs are
-in the file and are not run again. `--method dflash` asks about block diffusion instead.
+the text, every position a start, three drafts deep. Seconds are those of the training steps alone.
+Finished runs are in the file and are not run again. `--method dflash` asks about block diffusion
+instead.
 """
 
 from __future__ import annotations
@@ -29,7 +30,24 @@ from slipstream.errors import OutputError
 
 KIND = "slipstream ablations"
 SETTINGS = ("model", "method", "steps", "rows", "precision", "seed")
-KEPT = ("held_out_loss", "held_out_prefix_accuracy", "chain_tau", "tau", "tokens")
+KEPT = ("held_out_loss", "held_out_prefix_accuracy", "tau", "tokens")
+DEPTHS = 3  # of the held-out chain: what the base unrolls, so that all are judged alike
+OWN, OTHER = "own", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a training.
+
+    Args:
+        options: in place of the base's.
+        share: of the steps asked for.
+        text: the target's own answers, or other text.
+    """
+
+    options: tuple[tuple[str, str], ...] = ()
+    share: float = 1.0
+    text: str = OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +56,15 @@ class Variant:
 
     Args:
         name: as the table has it.
-        options: in place of the base's.
-        share: of the steps, on the target's own answers.
-        before: share of the steps on other text, before those.
+        phases: one after the other, each from where the one before ended.
     """
 
     name: str
-    options: tuple[tuple[str, str], ...] = ()
-    share: float = 1.0
-    before: float = 0.0
+    phases: tuple[Phase, ...] = (Phase(),)
+
+
+def _changed(name: str, option: str, value: str) -> Variant:
+    return Variant(name, (Phase(((option, value),)),))
 
 
 BASES = {
@@ -61,29 +79,32 @@ BASES = {
 }
 LATER = ("--num-unrolled", "--learning-rate", "--optimizer")
 """What a run that goes on with a drafter is still told: the rest is the drafter's."""
+ONE = (("--num-unrolled", "1"),)
 VARIANTS = {
     "eagle3": (
         Variant("base"),
-        Variant("Muon", (("--optimizer", "muon"),)),
-        Variant("half the steps", share=0.5),
-        Variant("half the steps, other text before", share=0.5, before=0.5),
-        Variant("5 unrolled steps", (("--num-unrolled", "5"),)),
-        Variant("1 unrolled step", (("--num-unrolled", "1"),)),
-        Variant("MLP twice as wide", (("--set", "intermediate_size=3072"),)),
-        Variant("random first weights", (("--initial", "random"),)),
-        Variant("32,768 draft ids", (("--draft-vocab-size", "32768"),)),
+        _changed("Muon", "--optimizer", "muon"),
+        Variant("half the steps", (Phase(share=0.5),)),
+        Variant(
+            "half the steps, other text before", (Phase(share=0.5, text=OTHER), Phase(share=0.5))
+        ),
+        _changed("5 unrolled steps", "--num-unrolled", "5"),
+        _changed("1 unrolled step", "--num-unrolled", "1"),
+        Variant("1 unrolled step for 150, then 3 for 50", (Phase(ONE, 1.5), Phase(share=0.5))),
+        _changed("MLP twice as wide", "--set", "intermediate_size=3072"),
+        _changed("random first weights", "--initial", "random"),
+        _changed("32,768 draft ids", "--draft-vocab-size", "32768"),
     ),
     "dflash": (
         Variant("base"),
-        Variant("plain read-out", (("--set", "is_shifted=false"),)),
-        Variant("D-PACE weighting", (("--set", "weighting=pace"),)),
-        Variant("labels half the target's choice", (("--set", "hard=0.5"),)),
-        Variant("two rounds: anchors where it was rejected", (("--set", "rounds=2"),)),
-        Variant("blocks of full width only", (("--set", "narrow=0"),)),
-        Variant("1 layer", (("--set", "num_layers=1"),)),
-        Variant("5 layers", (("--set", "num_layers=5"),)),
-        Variant("Muon", (("--optimizer", "muon"),)),
-        Variant("twice the steps", share=2.0),
+        _changed("plain read-out", "--set", "is_shifted=false"),
+        _changed("D-PACE weighting", "--set", "weighting=pace"),
+        _changed("labels half the target's choice", "--set", "hard=0.5"),
+        _changed("two rounds: anchors where it was rejected", "--set", "rounds=2"),
+        _changed("blocks of full width only", "--set", "narrow=0"),
+        _changed("1 layer", "--set", "num_layers=1"),
+        _changed("5 layers", "--set", "num_layers=5"),
+        _changed("Muon", "--optimizer", "muon"),
     ),
 }
 
@@ -93,8 +114,9 @@ def main() -> int:
     asked = arguments()
     report = begin(asked)
     for variant in VARIANTS[asked.method]:
-        names = [row["name"] for row in report["rows"]]
-        if variant.name in names or (variant.before and asked.other is None):
+        is_there = variant.name in [row["name"] for row in report["rows"]]
+        lacks = asked.other is None and any(phase.text == OTHER for phase in variant.phases)
+        if is_there or lacks:
             continue
         print(f"{variant.name} ...", file=sys.stderr, flush=True)
         report["rows"].append(train(variant, asked))
@@ -147,20 +169,32 @@ def begin(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def train(variant: Variant, asked: argparse.Namespace) -> dict[str, Any]:
-    """The last evaluation of a run, and the seconds of its steps."""
-    options = BASES[asked.method] | dict(variant.options)
-    watch, seconds = environment.Watch(), 0.0
-    if variant.before and asked.other is not None:
-        place = _run(asked.other, variant.before, options, asked)
-        seconds = _last(place)["seconds"]
-        start = place.rename(place.with_name("first"))
-        options = {name: options[name] for name in LATER if name in options}
-        options["--drafter"] = str(start / "drafter")
-    last = _last(_run(asked.data, variant.share, options, asked))
+    """The last evaluation of a run, its seconds, and the tokens of own text in its steps."""
+    base = BASES[asked.method]
+    watch, seconds, tokens, drafter = environment.Watch(), 0.0, 0, None
+    for number, phase in enumerate(variant.phases):
+        options = _of_phase(base | dict(phase.options), drafter)
+        data = asked.other if phase.text == OTHER else asked.data
+        place = _run(data, round(phase.share * asked.steps), options, asked, f"phase-{number}")
+        last = _last(place)
+        seconds += last["seconds"]
+        tokens += last["tokens"] if phase.text == OWN else 0
+        drafter = place / "drafter"
+    found = {name: last.get(name) for name in KEPT} | {"tokens": tokens}
+    if len(found["held_out_prefix_accuracy"]) < DEPTHS:  # it unrolled fewer: asked again, unmoved
+        options = _of_phase(base, drafter) | {"--learning-rate": "1e-12"}
+        judged = _last(_run(asked.data, 1, options, asked, "judged"))
+        found |= {name: judged[name] for name in KEPT[:2]}
     shutil.rmtree(asked.work)
-    kept = {name: last.get(name) for name in KEPT}
-    kept |= {"seconds": seconds + last["seconds"], "others_share": watch.others()}
-    return {"name": variant.name, **kept}
+    found["chain_tau"] = 1 + sum(found["held_out_prefix_accuracy"][:DEPTHS])
+    return {"name": variant.name, **found, "seconds": seconds, "others_share": watch.others()}
+
+
+def _of_phase(options: dict[str, str], drafter: Path | None) -> dict[str, str]:
+    """The options of a phase; one that goes on with a drafter cannot change its network."""
+    if drafter is None:
+        return options
+    return {name: options[name] for name in LATER if name in options} | {"--drafter": str(drafter)}
 
 
 def _last(place: Path) -> dict[str, Any]:
@@ -169,16 +203,19 @@ def _last(place: Path) -> dict[str, Any]:
     return json.loads(lines[-1])
 
 
-def _run(data: Path, share: float, options: dict[str, str], asked: argparse.Namespace) -> Path:
+def _run(
+    data: Path, steps: int, options: dict[str, str], asked: argparse.Namespace, name: str
+) -> Path:
     """The folder of a finished run.
 
     Args:
         data: a store.
-        share: of the steps asked for.
+        steps: of the run.
         options: of `slipstream train`.
         asked: the rest.
+        name: of the folder.
     """
-    place, steps = asked.work / "run", str(round(share * asked.steps))
+    place = asked.work / name
     shutil.rmtree(place, ignore_errors=True)
     asked.work.mkdir(parents=True, exist_ok=True)
     fixed = {
@@ -186,9 +223,9 @@ def _run(data: Path, share: float, options: dict[str, str], asked: argparse.Name
         "--output": str(place),
         "--model": asked.model,
         "--method": asked.method,
-        "--steps": steps,
-        "--save-every": steps,
-        "--evaluate-every": steps,
+        "--steps": str(steps),
+        "--save-every": str(steps),
+        "--evaluate-every": str(steps),
         "--rows": str(asked.rows),
         "--precision": asked.precision,
         "--seed": str(asked.seed),

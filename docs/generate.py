@@ -435,11 +435,11 @@ def ablations(method: str) -> str:
         return "No result is committed yet."
     value = json.loads((ROOT / name).read_text(encoding="utf-8"))
     lines = [
-        "| changed | tau of a chain | prefix accuracy | million tokens | seconds |",
+        "| changed | tau of a chain | prefix accuracy | million own tokens | seconds |",
         "|---|---|---|---|---|",
     ]
     for row in value["rows"]:
-        accuracy = " / ".join(f"{each:.3f}" for each in row["held_out_prefix_accuracy"][:4])
+        accuracy = " / ".join(f"{each:.3f}" for each in row["held_out_prefix_accuracy"][:3])
         lines.append(
             f"| {row['name']} | {row['chain_tau']:.3f} | {accuracy} | {row['tokens'] / 1e6:.2f} | "
             f"{row['seconds']:.0f} |"

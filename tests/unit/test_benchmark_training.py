@@ -65,26 +65,27 @@ def test_every_ablation_changes_what_its_method_has():
         names = [variant.name for variant in variants]
         assert names[0] == "base" and len(set(names)) == len(names)
         for variant in variants[1:]:
-            options = dict(variant.options)
-            is_longer = variant.share != 1
-            assert len(options) + is_longer == 1, variant
-            given = _parsed([options.pop("--set")] if "--set" in options else [])
-            settings = recipe.settings(**given)
-            assert not given or settings != recipe.settings(), variant
-            assert all(base[name] != value for name, value in options.items()), variant
+            assert variant.phases != script["Variant"]("base").phases, variant
+            for phase in variant.phases:
+                options = dict(phase.options)
+                given = _parsed([options.pop("--set")] if "--set" in options else [])
+                assert not given or recipe.settings(**given) != recipe.settings(), variant
+                assert all(base[name] != value for name, value in options.items()), variant
 
 
-def test_an_ablation_is_the_last_evaluation_of_its_run(tmp_path, monkeypatch):
-    """Other text comes first where it is asked for, and its seconds count."""
-    script = runpy.run_path(str(FOLDER / "ablations.py"))
-    ran = []
+@pytest.fixture
+def ablation(tmp_path, monkeypatch):
+    """Trains a variant of the script by its name; the runs are made up, and told."""
+    script, ran = runpy.run_path(str(FOLDER / "ablations.py")), []
 
     def run(command, **_options):
         told = dict(zip(command[4::2], command[5::2], strict=False))
         ran.append(told)
         place = Path(told["--output"])
         (place / "drafter").mkdir(parents=True)
-        record = {"seconds": 2.0, "chain_tau": 1.5, "tokens": 9, "held_out_loss": 3.0}
+        depths = int(told["--num-unrolled"])
+        record = {"seconds": 2.0, "tokens": 9, "held_out_loss": 3.0}
+        record |= {"held_out_prefix_accuracy": [0.25] * depths, "tau": 1.5}
         lines = [{"step": 1, "seconds": 1.0}, record]
         (place / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
 
@@ -93,9 +94,29 @@ def test_an_ablation_is_the_last_evaluation_of_its_run(tmp_path, monkeypatch):
         data=Path("own"), other=Path("others"), model="m", method="eagle3", steps=10, rows=2,
         precision="bf16", seed=0, work=tmp_path / "work",
     )  # fmt: skip
-    names = {variant.name: variant for variant in script["VARIANTS"]["eagle3"]}
-    row = script["train"](names["half the steps, other text before"], asked)
-    assert row["seconds"] == 4.0 and row["chain_tau"] == 1.5 and not asked.work.exists()
+
+    def train(name):
+        variants = {variant.name: variant for variant in script["VARIANTS"]["eagle3"]}
+        row = script["train"](variants[name], asked)
+        assert not asked.work.exists()
+        return row, ran
+
+    return train
+
+
+def test_other_text_comes_first_and_its_seconds_count(ablation):
+    row, ran = ablation("half the steps, other text before")
+    assert row["seconds"] == 4.0 and row["tokens"] == 9 and row["chain_tau"] == 1.75
     assert [told["--data"] for told in ran] == ["others", "own"]
     assert [told["--steps"] for told in ran] == ["5", "5"]
-    assert ran[1]["--drafter"].endswith("first/drafter") and "--initial" not in ran[1]
+    assert ran[1]["--drafter"].endswith("phase-0/drafter") and "--initial" not in ran[1]
+
+
+def test_all_are_judged_three_drafts_deep(ablation):
+    """What unrolls fewer has learned fewer; it is asked as deep as the others, without learning."""
+    row, ran = ablation("1 unrolled step")
+    assert [told["--num-unrolled"] for told in ran] == ["1", "3"]
+    assert ran[1]["--learning-rate"] == "1e-12" and ran[1]["--steps"] == "1"
+    assert row["seconds"] == 2.0 and row["chain_tau"] == 1.75
+    row, _ = ablation("5 unrolled steps")
+    assert row["chain_tau"] == 1.75 and len(row["held_out_prefix_accuracy"]) == 5
