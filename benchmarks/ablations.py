@@ -71,13 +71,14 @@ BASES = {
     "eagle3": {
         "--initial": "target",
         "--num-unrolled": "3",
+        "--set unroll_after": "0",
         "--draft-vocab-size": "12288",
         "--learning-rate": "1e-3",
         "--optimizer": "adamw",
     },
     "dflash": {"--learning-rate": "1e-3", "--optimizer": "adamw"},
 }
-LATER = ("--num-unrolled", "--learning-rate", "--optimizer")
+LATER = ("--num-unrolled", "--set unroll_after", "--learning-rate", "--optimizer")
 """What a run that goes on with a drafter is still told: the rest is the drafter's."""
 ONE = (("--num-unrolled", "1"),)
 VARIANTS = {
@@ -91,19 +92,19 @@ VARIANTS = {
         _changed("5 unrolled steps", "--num-unrolled", "5"),
         _changed("1 unrolled step", "--num-unrolled", "1"),
         Variant("1 unrolled step for 150, then 3 for 50", (Phase(ONE, 1.5), Phase(share=0.5))),
-        _changed("MLP twice as wide", "--set", "intermediate_size=3072"),
+        _changed("MLP twice as wide", "--set intermediate_size", "3072"),
         _changed("random first weights", "--initial", "random"),
         _changed("32,768 draft ids", "--draft-vocab-size", "32768"),
     ),
     "dflash": (
         Variant("base"),
-        _changed("plain read-out", "--set", "is_shifted=false"),
-        _changed("D-PACE weighting", "--set", "weighting=pace"),
-        _changed("labels half the target's choice", "--set", "hard=0.5"),
-        _changed("two rounds: anchors where it was rejected", "--set", "rounds=2"),
-        _changed("blocks of full width only", "--set", "narrow=0"),
-        _changed("1 layer", "--set", "num_layers=1"),
-        _changed("5 layers", "--set", "num_layers=5"),
+        _changed("plain read-out", "--set is_shifted", "false"),
+        _changed("D-PACE weighting", "--set weighting", "pace"),
+        _changed("labels half the target's choice", "--set hard", "0.5"),
+        _changed("two rounds: anchors where it was rejected", "--set rounds", "2"),
+        _changed("blocks of full width only", "--set narrow", "0"),
+        _changed("1 layer", "--set num_layers", "1"),
+        _changed("5 layers", "--set num_layers", "5"),
         _changed("Muon", "--optimizer", "muon"),
     ),
 }
@@ -233,7 +234,10 @@ def _run(
         "--eval-tokens": "48",
         "--dtype": "bfloat16",
     }
-    words = [word for pair in (fixed | options).items() for word in pair]
+    words = []
+    for name, value in (fixed | options).items():
+        option, _, setting = name.partition(" ")
+        words += [option, f"{setting}={value}" if setting else value]
     command = [sys.executable, "-m", "slipstream", "train", *words, "--json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return place

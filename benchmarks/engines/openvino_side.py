@@ -35,9 +35,12 @@ def main() -> None:
         name_layers(drafter / "openvino_model.xml", job["layers"])
     names = ("INFERENCE_PRECISION_HINT", "KV_CACHE_PRECISION")
     precision = dict.fromkeys(names, "f32") if weights == "fp32" else {}
+    scheduling = genai.SchedulerConfig()
+    scheduling.enable_prefix_caching = False  # which it refuses beside DFlash
     pipe = genai.LLMPipeline(
         str(target),
         "CPU",
+        scheduler_config=scheduling,
         draft_model=genai.draft_model(str(drafter), "CPU", **precision),
         **precision,
     )

@@ -29,6 +29,8 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
+    if job["method"] == "dflash":
+        norm_each_layer()
     llm = LLM(
         model=job["model"],
         dtype=job["dtype"],
@@ -53,6 +55,25 @@ def main() -> None:
         "dtype": job["dtype"],
     }
     Path(job["result"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+def norm_each_layer() -> None:
+    """Let the keys of a DFlash drafter's context be normed by their own layer's weight.
+
+    vLLM 0.32 norms those of all layers in one call, with a row of weights for each; its CPU kernel
+    knows one row, and takes the first for all.
+    """
+    import torch
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.models import qwen3_dflash
+
+    def normalize(self: Any, keys: torch.Tensor) -> torch.Tensor:
+        normed = torch.empty_like(keys)
+        for layer, weight in enumerate(self._k_norm_weights):
+            ops.rms_norm(normed[layer], keys[layer], weight, self._rms_norm_eps)
+        return normed
+
+    qwen3_dflash.DFlashQwen3Model._normalize_context_k = normalize
 
 
 def answers(engine: Any, count: int) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ class Dialect:
         load: (files, facts of the target or None) to a checkpoint, every tensor accounted for.
         dump: (checkpoint, facts of the target, number type) to files; None where the dialect is
             only read.
+        is_model: it is a model of its own, which engines load with a tokenizer beside it.
     """
 
     name: str
@@ -31,3 +32,4 @@ class Dialect:
     claim: Callable[[Files], str | None]
     load: Callable[[Files, TargetFacts | None], Any]
     dump: Callable[[Any, TargetFacts, torch.dtype], Files] | None
+    is_model: bool = False

@@ -22,12 +22,15 @@ from slipstream.models.language import LanguageConfig
 
 
 def is_ours(folder: Path) -> bool:
-    """True for a folder of our own layout, judged by its config alone."""
+    """True for a small network of ours, also as a whole model, judged by its config alone."""
     try:
         config = json.loads((Path(folder) / "config.json").read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(config, dict) and config.get("model_type") == slipstream.LANGUAGE_TYPE
+    if not isinstance(config, dict):
+        return False
+    own = config.get("slipstream") or {}
+    return config.get("model_type") == slipstream.LANGUAGE_TYPE or own.get("method") == "chain"
 
 
 def read(

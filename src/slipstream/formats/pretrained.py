@@ -132,6 +132,8 @@ class PretrainedDrafter:
         with folder.prepared(place, overwrite=overwrite) as aside:
             folder.write(aside, made.tensors, made.config, weights=made.weights, card=self.card)
             way.load(folder.read_files(aside), None if target is None else facts)
+            if way.is_model and target is not None and target.tokenizer is not None:
+                target.tokenizer.save(aside)
             readme = model_card(
                 way, name=place.name, target=facts.name or "the target", readme=self.readme
             )

@@ -96,6 +96,8 @@ def convert(
         folder.write(place, made.tensors, made.config, weights=made.weights)
         proof = prove(before, way.load(folder.read_files(place), facts), texts, readout)
         card["conversion"]["proof"] = asdict(proof)
+        if way.is_model and target.tokenizer is not None:
+            target.tokenizer.save(place)
         (place / "card.json").write_text(json.dumps(card, indent=2) + "\n")
         told = source / "README.md"
         readme = told.read_text(encoding="utf-8") if told.is_file() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from slipstream.errors import SettingError
@@ -47,6 +48,10 @@ class TargetTokenizer:
     def fingerprint(self) -> str:
         """Short hash of the chat template, to tell whether it changed since a training."""
         return hashlib.sha256(self.template_text.encode()).hexdigest()[:12]
+
+    def save(self, folder: Path) -> None:
+        """Write its files, as `AutoTokenizer.from_pretrained` reads them."""
+        self.inner.save_pretrained(folder)
 
     def encode_chat(
         self,

@@ -121,6 +121,8 @@ def train(
         _tell(on_save, "last", progress.step)  # a kill may have come between state and drafter
     for step in range(progress.step + 1, config.steps + 1):
         set_rate(learner.optimizers, config, step)
+        if hasattr(objective, "advance"):
+            objective.advance((step - 1) / config.steps)
         sums = torch.zeros(3, device=accelerator.device)  # loss, prefix positions, tokens
         hits = torch.zeros(1, device=accelerator.device)
         for micro in range(num_micro):

@@ -93,4 +93,12 @@ def _whole(head: Tensor, vocabulary: DraftVocabulary) -> Tensor:
     return rows
 
 
-CHAIN = Dialect("transformers", "chain", "transformers, vLLM, SGLang, OpenVINO", claim, load, dump)
+CHAIN = Dialect(
+    "transformers",
+    "chain",
+    "transformers, vLLM, SGLang, OpenVINO",
+    claim,
+    load,
+    dump,
+    is_model=True,
+)

@@ -33,7 +33,11 @@ class Loss:
 
 
 class Objective(Protocol):
-    """Computes the loss of a draft network on a batch."""
+    """Computes the loss of a draft network on a batch.
+
+    One that changes as a training goes on has `advance(share)` too: before each step it is told
+    which share of the steps is done.
+    """
 
     def __call__(self, model: nn.Module, batch: Batch, readout: Readout) -> Loss:
         """One forward pass."""

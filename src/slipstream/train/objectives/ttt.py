@@ -3,7 +3,7 @@
 Paper: Li et al. 2025, EAGLE-3, arXiv:2503.01840, section 3.2 and figure 6.
 Differs: the loss is a mean over the positions that count, so it does not depend on padding (the
 authors' code divides by all positions); the prefix accuracy counts targets outside the draft
-vocabulary as misses.
+vocabulary as misses; a first part of a training may unroll once only (`unroll_after`).
 
 Row i, step s: the network reads the state of step s-1 (fused features at s = 0) and token
 x[i+1+s], and predicts x[i+2+s]. Its query sees the real-feature keys of rows j <= i and its own
@@ -38,18 +38,32 @@ class TrainingTimeTest:
         vocabulary: draft ids and what they mean.
         num_unrolled: steps, the first one on real features; 7 in the paper.
         decay: weight of step s is decay ** s; 0.8 in the authors' code.
+        unroll_after: share of a training that takes the first step alone: later ones can only be
+            right where the first is, and cost as much.
     """
 
     def __init__(
-        self, vocabulary: DraftVocabulary, *, num_unrolled: int = 7, decay: float = 0.8
+        self,
+        vocabulary: DraftVocabulary,
+        *,
+        num_unrolled: int = 7,
+        decay: float = 0.8,
+        unroll_after: float = 0.0,
     ) -> None:
         self.vocabulary = vocabulary
         self.num_unrolled = num_unrolled
         self.decay = decay
+        self.unroll_after = unroll_after
+        self._share_done = 1.0
         self._draft_ids = vocabulary.draft_ids()
 
+    def advance(self, share: float) -> None:
+        """So much of the training is done."""
+        self._share_done = share
+
     def __call__(self, model: Eagle3, batch: Batch, readout: Readout) -> Loss:
-        """Loss of one packed batch; see `Loss`."""
+        """Loss of one packed batch; see `Loss`. A network that is judged unrolls all steps."""
+        is_early = model.training and self._share_done < self.unroll_after
         labels = Labels(batch, readout, self.vocabulary, self._draft_ids)
         attend = UnrolledAttention(batch.documents)
         states = model.fuse(batch.features)
@@ -58,7 +72,7 @@ class TrainingTimeTest:
         hits: list[Tensor] = []
         total, weights, parts = batch.features.new_zeros(()), 0.0, {}
         num_supervised = torch.zeros(())
-        for step in range(self.num_unrolled):
+        for step in range(1 if is_early else self.num_unrolled):
             embedded = readout.embed(shift(batch.tokens, 1 + step)).to(states.dtype)
             states = model.step(states, embedded, batch.positions + step, attend)
             supervised = labels.supervised(step)

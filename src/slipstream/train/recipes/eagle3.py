@@ -23,6 +23,9 @@ class Eagle3Settings(Settings):
 
     num_unrolled: int = Field(4, ge=1, le=16, description="steps of the training-time test")
     decay: float = Field(0.8, gt=0, le=1, description="weight of each later unrolled step")
+    unroll_after: float = Field(
+        0.5, ge=0, lt=1, description="share of the steps that take the first unrolled step alone"
+    )
     draft_vocab_size: int = Field(8192, ge=1, description="target ids it can say")
     intermediate_size: int | None = Field(None, ge=1, description="None: the target's")
     initial: Literal["target", "random"] = "target"
@@ -73,7 +76,10 @@ def make(material: Material, settings: Eagle3Settings) -> Eagle3Checkpoint:
 def objective(checkpoint: Eagle3Checkpoint, settings: Eagle3Settings) -> TrainingTimeTest:
     """The training-time test over the checkpoint's vocabulary."""
     return TrainingTimeTest(
-        checkpoint.vocabulary, num_unrolled=settings.num_unrolled, decay=settings.decay
+        checkpoint.vocabulary,
+        num_unrolled=settings.num_unrolled,
+        decay=settings.decay,
+        unroll_after=settings.unroll_after,
     )
 
 
