@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.formats import dflash, eagle, eagle3, medusa, peagle
+from slipstream.formats import dflash, eagle, eagle3, language, medusa, peagle
 from slipstream.formats.checkpoint import (
     DFlashCheckpoint,
     Eagle3Checkpoint,
     EagleCheckpoint,
+    LanguageCheckpoint,
     MedusaCheckpoint,
     PEagleCheckpoint,
 )
 from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.eagle import Eagle, EagleConfig
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
+from slipstream.models.language import Language, LanguageConfig
 from slipstream.models.medusa import Medusa, MedusaConfig
 from slipstream.models.peagle import PEagle, PEagleConfig
 from slipstream.models.vocabulary import DraftVocabulary
@@ -61,6 +63,11 @@ def a_dflash(**changes):
 
 def a_dspark():
     return a_dflash(is_shifted=True, path_rank=8)
+
+
+def a_language(**changes):
+    config = LanguageConfig(D, 64, 2, 6, 2, 16, V, U, 1e-5, 5e5, **changes)
+    return language, LanguageCheckpoint(random(Language(config)), vocabulary())
 
 
 def stored(made, folder, **options):

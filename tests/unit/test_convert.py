@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import slipstream
+from chats import PLAIN, byte_tokenizer
 from fakes import tiny_target
 from made import (
     D,
@@ -19,6 +22,7 @@ from made import (
     V,
     a_dflash,
     a_dspark,
+    a_language,
     a_peagle,
     an_eagle,
     an_eagle3,
@@ -26,17 +30,19 @@ from made import (
     random,
     stored,
 )
+from slipstream.drafters.chain import is_whole_model
 from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError, UnknownNameError
-from slipstream.formats import detect
+from slipstream.formats import detect, language
 from slipstream.formats.checkpoint import Files, facts_of
 from slipstream.formats.dialects import ALL
 from slipstream.models.eagle3 import Eagle3
 from slipstream.models.readout import Readout
 from slipstream.parity import convert as conversion
 from slipstream.parity.convert import convert
-from slipstream.parity.drafted import drafted
+from slipstream.parity.drafted import causal, drafted
 from slipstream.parity.proof import doubts
 from slipstream.parity.texts import look
+from tiny_gguf import MERGES
 
 PROMPTS = [list(range(3, 33)), list(range(60, 90, 1))]
 
@@ -57,7 +63,7 @@ def config_of(folder):
 
 OURS = {
     "eagle3": an_eagle3, "peagle": a_peagle, "eagle": an_eagle, "medusa": heads,
-    "dflash": a_dflash, "dspark": a_dspark,
+    "dflash": a_dflash, "dspark": a_dspark, "chain": a_language,
 }  # fmt: skip
 WAYS = [
     (make, dialect.name)
@@ -327,3 +333,28 @@ def test_mistakes_are_told(target, tmp_path):
     with pytest.raises(DrafterMismatchError, match="vocabulary 97"):
         convert(folder, "specforge", other, out, prompts=PROMPTS)
     assert not out.exists()
+
+
+def test_a_draft_language_model_is_a_model_for_others_and_small_for_us(tmp_path):
+    """Any engine loads it, tokenizer included; it says what ours says, no other ids."""
+    target = tiny_target(num_hidden_layers=L, tokenizer=byte_tokenizer(PLAIN, MERGES))
+    _, checkpoint = made = a_language()
+    folder, out = stored(made, tmp_path / "ours"), tmp_path / "out"
+    convert(folder, "transformers", target, out, prompts=PROMPTS)
+    model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    assert AutoTokenizer.from_pretrained(out).encode("a cab") == target.tokenizer.encode("a cab")
+    ids, known = torch.tensor([PROMPTS[0]]), checkpoint.vocabulary.target_ids
+    with torch.no_grad():
+        said = model(ids).logits[0]
+        network = checkpoint.model
+        states = network(F.embedding(ids, target.embedding()), torch.arange(30)[None], causal)
+        ours = network.logits(states)[0]
+    assert (said[:, known] - ours).abs().max() < 1e-4
+    assert checkpoint.vocabulary.mask()[said.argmax(-1)].all()
+    assert language.is_ours(out) and not is_whole_model(out)
+    answers = [
+        slipstream.load(target, "chain", drafter=place).generate(PROMPTS[0], max_new_tokens=12)
+        for place in (folder, out)
+    ]
+    steps = [(answer.token_ids, answer.num_target_passes) for answer in answers]
+    assert steps[0] == steps[1]

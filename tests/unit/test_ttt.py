@@ -199,3 +199,22 @@ def test_plan_uses_each_sample_once_and_fits():
 
 def test_shift_past_the_end_is_all_fill():
     assert shift(torch.ones(1, 3, dtype=torch.int64), 5, fill=-1).tolist() == [[-1, -1, -1]]
+
+
+def test_an_early_step_is_the_first_alone_and_a_judged_network_unrolls_all():
+    """Until `unroll_after` of a training is done; later, and where nothing is trained, all."""
+    model, vocabulary, readout = network()
+    batch = batch_of([sample(9)], [sample(7, seed=1)])
+    whole = TrainingTimeTest(vocabulary, num_unrolled=3)
+    first = TrainingTimeTest(vocabulary, num_unrolled=1)
+    staged = TrainingTimeTest(vocabulary, num_unrolled=3, unroll_after=0.5)
+    assert torch.equal(staged(model, batch, readout).total, whole(model, batch, readout).total)
+    staged.advance(0.49)
+    early = staged(model.train(), batch, readout)
+    assert torch.equal(early.total, first(model, batch, readout).total)
+    assert len(early.prefix_hits) == 1
+    assert len(staged(model.eval(), batch, readout).prefix_hits) == 3
+    staged.advance(0.5)
+    assert torch.equal(
+        staged(model.train(), batch, readout).total, whole(model, batch, readout).total
+    )
