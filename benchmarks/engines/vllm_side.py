@@ -1,8 +1,8 @@
 """vLLM's side of `run.py`: runs in vLLM's own environment and knows nothing of slipstream.
 
-All prompts are answered together; the engine is stepped by hand, so that each prompt's steps are
-counted: those that gave it tokens, its first one aside. Eager mode and a single process, as the CPU
-build needs them on small machines.
+All prompts are answered together, with DFlash one after the other; the engine is stepped by hand, so
+that each prompt's steps are counted: those that gave it tokens, its first one aside. Eager mode and
+a single process, as the CPU build needs them on small machines.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ def main() -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    if job["method"] == "dflash":
+    is_dflash = job["method"] == "dflash"
+    if is_dflash:
         norm_each_layer()
     llm = LLM(
         model=job["model"],
         dtype=job["dtype"],
         max_model_len=job["max_length"],
-        max_num_seqs=len(job["prompts"]),
+        max_num_seqs=1 if is_dflash else len(job["prompts"]),  # in a batch it accepts less
         enforce_eager=True,
         disable_log_stats=False,
         enable_prefix_caching=False,
