@@ -1,8 +1,8 @@
 """vLLM's side of `run.py`: runs in vLLM's own environment and knows nothing of slipstream.
 
-All prompts are answered together, with DFlash one after the other; the engine is stepped by hand, so
-that each prompt's steps are counted: those that gave it tokens, its first one aside. Eager mode and
-a single process, as the CPU build needs them on small machines.
+All prompts are answered together, with DFlash one after the other; the engine is stepped by hand,
+so that each prompt's steps are counted: those that gave it tokens, its first one aside. Eager mode
+and a single process, as the CPU build needs them on small machines.
 """
 
 from __future__ import annotations
