@@ -32,3 +32,14 @@ def test_a_narrowed_network_keeps_its_frequencies():
     assert model.frequencies.dtype == torch.float32
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, before[name].bfloat16()) and not parameter.requires_grad
+
+
+def test_a_narrowed_network_is_not_copied_again():
+    """Nobody else holds it; what a drafter takes out of its copy stays in the network."""
+    _, checkpoint = a_dflash()
+    narrow(checkpoint.model, torch.bfloat16)
+    copied = frozen_copy(checkpoint.model, torch.bfloat16, "cpu")
+    pairs = zip(copied.parameters(), checkpoint.model.parameters(), strict=True)
+    assert all(own.data_ptr() == other.data_ptr() for own, other in pairs)
+    del copied.layers
+    assert len(checkpoint.model.layers) == 2

@@ -22,16 +22,19 @@ def frozen_copy(model: Network, dtype: torch.dtype, device: torch.device | str) 
     """A network to draft with: in another number type and place, and never trained.
 
     Each weight is copied once, into what it becomes: networks are read in float32, and a whole
-    copy of that would be the most memory that loading a drafter ever takes. Buffers, which are RoPE
-    frequencies, stay float32.
+    copy of that would be the most memory that loading a drafter ever takes. One that is frozen and
+    of this type already, as `narrow` leaves it, is not copied. Buffers, which are RoPE frequencies,
+    stay float32.
     """
-    narrow: dict[int, object] = {
-        id(parameter): nn.Parameter(
-            parameter.detach().to(device, dtype, copy=True), requires_grad=False
-        )
-        for parameter in model.parameters()
-    }
-    return copy.deepcopy(model, narrow).to(device).eval()
+    place = torch.device(device)
+    kept: dict[int, object] = {}
+    for parameter in model.parameters():
+        is_done = (parameter.dtype, parameter.device) == (dtype, place)
+        kept[id(parameter)] = parameter
+        if parameter.requires_grad or not is_done:
+            own = parameter.detach().to(place, dtype, copy=True)
+            kept[id(parameter)] = nn.Parameter(own, requires_grad=False)
+    return copy.deepcopy(model, kept).to(place).eval()
 
 
 def narrow(model: nn.Module, dtype: torch.dtype) -> None:
