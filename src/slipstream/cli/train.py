@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -221,14 +222,21 @@ def train(
         raise typer.Exit(1)
 
 
-def _held(output: Path, *, is_main: bool) -> AbstractContextManager[object]:
-    """The run's folder, kept for the one process that writes it."""
+@contextmanager
+def _held(output: Path, *, is_main: bool) -> Iterator[None]:
+    """The run's folder, kept for the one process that writes it; gone if nothing came of it."""
     from slipstream.data.hold import Hold
 
     if not is_main:
-        return nullcontext()
+        yield
+        return
     output.mkdir(parents=True, exist_ok=True)
-    return Hold(output)
+    with Hold(output):
+        try:
+            yield
+        finally:
+            if not any(output.iterdir()):
+                output.rmdir()
 
 
 def _precision(wish: str, device: str) -> str:

@@ -9,7 +9,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from slipstream.target.hardware import return_memory
 from slipstream.target.packed import PackedLinear, can_pack
 from slipstream.target.protocol import TargetSpec
 from slipstream.target.stack import Sizes, Stack
@@ -45,7 +44,6 @@ def narrow(model: nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(dtype)
-    return_memory()
 
 
 class CompiledLinear(nn.Module):
