@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.data.answers import AnswersFile
 from slipstream.data.hold import Hold
-from slipstream.errors import OutputError
+from slipstream.errors import DataError, OutputError
 
 pytest.importorskip("fcntl")
 HOLDER = """
@@ -63,6 +63,17 @@ def test_the_answers_of_another_process_keep_their_half_row(holder, tmp_path):
     with pytest.raises(OutputError, match="another process"):
         AnswersFile(path, settings={}, resume=True)
     assert path.read_bytes() == before
+
+
+def test_a_file_that_is_refused_is_not_held_any_longer(tmp_path):
+    """Whoever mends the line goes on, in the same process too."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text("no row\n")
+    with pytest.raises(DataError, match="not a row"):
+        AnswersFile(path, settings={}, resume=True)
+    path.write_text('{"id": "a", "response_ids": [1]}\n')
+    with AnswersFile(path, settings={}, resume=True) as answers:
+        assert "a" in answers
 
 
 def test_features_and_runs_of_another_process_are_refused(holder, slipstream, tmp_path):

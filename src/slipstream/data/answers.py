@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,13 @@ class AnswersFile:
             if self.path.exists():
                 self._check_settings(settings)
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab")
-            self._hold = Hold(self.path)
-            self._scan()
-            self._file.seek(0, os.SEEK_END)  # half a row may have gone
-            self._write_settings(settings)
+            with ExitStack() as opened:  # all of it, or nothing stays open and held
+                self._file = opened.enter_context(self.path.open("ab"))
+                opened.enter_context(Hold(self.path))
+                self._scan()
+                self._file.seek(0, os.SEEK_END)  # half a row may have gone
+                self._write_settings(settings)
+                self._opened = opened.pop_all()
         except OSError as error:
             raise OutputError(
                 f"output {self.path} cannot be written: {error.strerror}", "choose another --output"
@@ -66,8 +69,7 @@ class AnswersFile:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._file.close()
-        self._hold.close()
+        self._opened.close()
 
     @property
     def num_bytes(self) -> int:

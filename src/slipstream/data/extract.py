@@ -404,7 +404,7 @@ def _open_writer(
                     hint="resume with the same settings, or choose another --output",
                 )
         return StoreWriter(folder, index)
-    kept = [] if not folder.exists() else [path.name for path in folder.iterdir()]
+    kept = [path.name for path in folder.iterdir()]
     if any(not resume or not is_before_index(file) for file in kept):
         raise OutputError(f"{folder} exists and is not empty", "choose another --output")
     vocab_size, hidden = readout.embedding.shape
