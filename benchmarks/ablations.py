@@ -78,9 +78,10 @@ BASES = {
     },
     "dflash": {"--learning-rate": "1e-3", "--optimizer": "adamw"},
 }
-LATER = ("--num-unrolled", "--set unroll_after", "--learning-rate", "--optimizer")
+LATER = ("--num-unrolled", "--set unroll_after", "--set narrow", "--learning-rate", "--optimizer")
 """What a run that goes on with a drafter is still told: the rest is the drafter's."""
 ONE = (("--num-unrolled", "1"),)
+NARROW = (("--set narrow", "1"),)
 VARIANTS = {
     "eagle3": (
         Variant("base"),
@@ -103,6 +104,9 @@ VARIANTS = {
         _changed("labels half the target's choice", "--set hard", "0.5"),
         _changed("two rounds: anchors where it was rejected", "--set rounds", "2"),
         _changed("blocks of full width only", "--set narrow", "0"),
+        _changed("narrower blocks only", "--set narrow", "1"),
+        Variant("narrower blocks only for 50, then half", (Phase(NARROW, 0.5), Phase(share=0.5))),
+        _changed("twice the blocks", "--set density", "2"),
         _changed("1 layer", "--set num_layers", "1"),
         _changed("5 layers", "--set num_layers", "5"),
         _changed("Muon", "--optimizer", "muon"),

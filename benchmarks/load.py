@@ -1,13 +1,14 @@
 """What many clients get at once: first-token and between-token times, and tokens per second.
 
-    python benchmarks/load.py --out FILE.json     # eagle3; 1, 4, 16 and 64 clients, 16 minutes
+    python benchmarks/load.py --out FILE.json     # 1, 4, 16 and 64 clients, 16 minutes
     python benchmarks/load.py --methods ngram,eagle3+lookup:budget=auto --clients 1,4 --seconds 20
     python benchmarks/load.py --beside vllm --out FILE.json     # and vLLM's CPU build, plainly
 
-Each client asks, waits for its answer's end and asks again. Methods take turns at every number of
-clients, plain decoding among them, on one loaded target; prompts and settings are the same. Times
-are seen at the engine's loop, without HTTP. Another engine runs in an environment of its own, with
-its own defaults for a batch, and is stopped while ours runs.
+Each client asks, waits for its answer's end and asks again. At every number of clients methods take
+turns, plain decoding among them, on one loaded target, each with a service of its own that
+remembers from turn to turn what pays; prompts and settings are the same. Times are seen at the
+engine's loop, without HTTP. Another engine runs in an environment of its own, with its own defaults
+for a batch, and is stopped while ours runs.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,8 @@ from slipstream.bench.tasks import read_task  # noqa: E402
 from slipstream.cli.bench_scripts import on_one_target, split_counts  # noqa: E402
 from slipstream.cli.main import exit_status  # noqa: E402
 from slipstream.engine.engine import Engine  # noqa: E402
-from slipstream.engine.request import Piece  # noqa: E402
-from slipstream.engine.service import Service  # noqa: E402
-from slipstream.errors import BusyError, OutputError  # noqa: E402
+from slipstream.engine.request import Piece, Request, Result  # noqa: E402
+from slipstream.errors import OutputError  # noqa: E402
 from slipstream.target.embedded import cache_root  # noqa: E402
 from slipstream.target.hf import write_dequantised  # noqa: E402
 from slipstream.target.source import resolve  # noqa: E402
@@ -63,87 +63,130 @@ class Row:
     tau: float
 
 
+@dataclass(slots=True)
+class Heard:
+    """What clients heard, added up over turns; requests are those that ended in a turn."""
+
+    seconds: float = 0.0
+    first: list[float] = field(default_factory=list)
+    between: list[float] = field(default_factory=list)
+    requests: int = 0
+    errors: int = 0
+    num_passes: int = 0
+    num_accepted: int = 0
+
+    def add(self, result: Result) -> None:
+        """Count a finished request."""
+        self.requests += 1
+        self.errors += result.finish_reason == "error"
+        self.num_passes += result.num_target_passes
+        self.num_accepted += result.num_accepted
+
+    def row(self, method: str, clients: int) -> Row:
+        """As the table has it."""
+        return Row(
+            method=method,
+            clients=clients,
+            seconds=round(self.seconds, 1),
+            requests=self.requests,
+            errors=self.errors,
+            tokens_per_second=(len(self.between) + len(self.first)) / self.seconds,
+            first_token=percentiles(self.first),
+            between_tokens=percentiles(self.between),
+            tau=1 + self.num_accepted / self.num_passes if self.num_passes else 1.0,
+        )
+
+
 class Clients:
     """Clients that ask again as soon as they are answered.
 
     Args:
         engine: checks the prompts.
-        service: answers them.
+        num_rows: decoded together.
+        count: how many clients.
         prompts: taken in turn.
         max_new_tokens: per answer.
     """
 
     def __init__(
-        self, engine: Engine, service: Service, prompts: Sequence[str], max_new_tokens: int
-    ) -> None:
-        self._engine, self._service, self._limit = engine, service, max_new_tokens
+        self, engine: Engine, *, num_rows: int, count: int, prompts: Sequence[str],
+        max_new_tokens: int,
+    ) -> None:  # fmt: skip
+        self._engine, self._count, self._limit = engine, count, max_new_tokens
+        self._service = engine.serve(num_rows=min(num_rows, count), max_waiting=count)
         self._prompts = itertools.cycle(prompts)
+        self._open: dict[int, Request] = {}
         self._is_over = threading.Event()
-        self.first: list[float] = []
-        self.between: list[float] = []
-        self.results: list = []
 
-    def ask(self) -> None:
+    def run(self, heard: Heard, seconds: float) -> None:
+        """Let them ask for so long, then hang up; nothing after that is heard."""
+        self._is_over.clear()
+        begun = time.perf_counter()
+        for _ in range(self._count):
+            self._ask(heard)
+        time.sleep(seconds)
+        self._is_over.set()
+        heard.seconds += time.perf_counter() - begun
+        for request in list(self._open.values()):
+            self._service.abort(request)
+        while self._open:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the service.
+
+        Raises:
+            SystemExit: it still holds something.
+        """
+        self._service.close()
+        if leak := self._service.leaks():
+            raise SystemExit(f"leak: {leak}")
+
+    def _ask(self, heard: Heard) -> None:
         """One more request; its end asks for the next."""
         request = self._engine.request(next(self._prompts), max_new_tokens=self._limit)
+        self._open[request.key] = request
         last = asked = time.perf_counter()
 
         def hear(piece: Piece) -> None:
             nonlocal last
-            now = time.perf_counter()
-            if last == asked:
-                self.first.append(now - asked)
-            elif piece.token_ids:
-                self.between += [(now - last) / len(piece.token_ids)] * len(piece.token_ids)
-            last = now
-            if piece.result is not None and not self._is_over.is_set():
-                self.results.append(piece.result)
-                self.ask()
+            if not self._is_over.is_set():
+                now = time.perf_counter()
+                if last == asked:
+                    heard.first.append(now - asked)
+                elif piece.token_ids:
+                    heard.between += [(now - last) / len(piece.token_ids)] * len(piece.token_ids)
+                last = now
+                if piece.result is not None:
+                    heard.add(piece.result)
+                    self._ask(heard)
+            if piece.result is not None:
+                del self._open[request.key]  # after the next one is there: `run` waits for all
 
-        with suppress(BusyError):  # the last answers end as the service shuts down
-            self._service.submit(request, hear)
-
-    def run(self, count: int, seconds: float) -> float:
-        """Let so many of them ask for so long; the seconds it took."""
-        begun = time.perf_counter()
-        for _ in range(count):
-            self.ask()
-        time.sleep(seconds)
-        self._is_over.set()
-        return time.perf_counter() - begun
+        self._service.submit(request, hear)
 
 
-def measure(
-    name: str,
-    engine: Engine,
-    count: int,
-    *,
-    seconds: float,
-    num_rows: int,
-    prompts: Sequence[str],
-    limit: int,
-) -> Row:
-    """One method under one number of clients; answers that were not finished are not counted."""
-    service = engine.serve(num_rows=min(num_rows, count), max_waiting=count)
-    clients = Clients(engine, service, prompts, limit)
-    took = clients.run(count, seconds)
-    done = list(clients.results)
-    service.close()
-    if leak := service.leaks():
-        raise SystemExit(f"leak: {leak}")
-    passes = sum(result.num_target_passes for result in done)
-    accepted = sum(result.num_accepted for result in done)
-    return Row(
-        method=name,
-        clients=count,
-        seconds=round(took, 1),
-        requests=len(done),
-        errors=sum(result.finish_reason == "error" for result in done),
-        tokens_per_second=(len(clients.between) + len(clients.first)) / took,
-        first_token=percentiles(clients.first),
-        between_tokens=percentiles(clients.between),
-        tau=1 + accepted / passes if passes else 1.0,
-    )
+class Peer:
+    """Another engine's plain decoding, asked the same.
+
+    Args:
+        side: loaded and waiting.
+        count: how many clients.
+    """
+
+    def __init__(self, side: Any, count: int) -> None:
+        self._side, self._count = side, count
+
+    def run(self, heard: Heard, seconds: float) -> None:
+        """Let them ask for so long."""
+        said = self._side.ask(self._count, seconds)
+        heard.seconds += said["took"]
+        heard.first += said["first"]
+        heard.between += said["between"]
+        heard.requests += said["num_answers"]
+
+    def close(self) -> None:
+        """It stays for the next number of clients."""
 
 
 def beside(
@@ -175,22 +218,6 @@ def beside(
     return side
 
 
-def measure_beside(name: str, side: Any, count: int, seconds: float) -> Row:
-    """Another engine's plain decoding under one number of clients."""
-    said = side.ask(count, seconds)
-    return Row(
-        method=name,
-        clients=count,
-        seconds=round(said["took"], 1),
-        requests=said["num_answers"],
-        errors=0,
-        tokens_per_second=(len(said["between"]) + len(said["first"])) / said["took"],
-        first_token=percentiles(said["first"]),
-        between_tokens=percentiles(said["between"]),
-        tau=1.0,
-    )
-
-
 def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
     """p50, p95 and p99 of values; zeros of none.
 
@@ -216,9 +243,12 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--methods", default="eagle3", help="as for `slipstream bench`")
     parser.add_argument("--clients", default="1,4,16,64")
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="of a line, all turns together"
+    )
+    parser.add_argument("--turns", type=int, default=4, help="of each method")
     parser.add_argument("--num-rows", type=int, default=16)
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--beside", choices=BESIDE, help="another engine under the same load")
     parser.add_argument("--environments", type=Path, default=cache_root() / "peers")
@@ -257,25 +287,30 @@ def lines(
 ) -> Iterator[dict[str, Any]]:
     """Every method at every number of clients, printed; plain decoding comes first."""
     for count in counts:
-        plain = 0.0
-        for name in (*engines, *([asked.beside] if side else [])):
-            if name in engines:
-                row = measure(
-                    name,
-                    engines[name],
-                    count,
-                    seconds=asked.seconds,
-                    num_rows=asked.num_rows,
-                    prompts=prompts,
-                    limit=asked.max_new_tokens,
-                )
-            else:
-                row = measure_beside(name, side, count, asked.seconds)
-            if name == PLAIN.name:
-                plain = row.tokens_per_second
+        sides: dict[str, Clients | Peer] = {
+            name: Clients(
+                engine,
+                num_rows=asked.num_rows,
+                count=count,
+                prompts=prompts,
+                max_new_tokens=asked.max_new_tokens,
+            )
+            for name, engine in engines.items()
+        }
+        if side is not None:
+            sides[asked.beside] = Peer(side, count)
+        heard = {name: Heard() for name in sides}
+        for _ in range(asked.turns):
+            for name, clients in sides.items():
+                clients.run(heard[name], asked.seconds / asked.turns)
+        for clients in sides.values():
+            clients.close()
+        rows = [each.row(name, count) for name, each in heard.items()]
+        plain = rows[0].tokens_per_second
+        for row in rows:
             over = row.tokens_per_second / max(plain, 1e-9)
             print(
-                f"{count:3} clients  {name:26} {row.tokens_per_second:7.1f} tokens/s  "
+                f"{count:3} clients  {row.method:26} {row.tokens_per_second:7.1f} tokens/s  "
                 f"{over:.2f} times plain  τ {row.tau:.2f}  "
                 f"first {_times(row.first_token)}  between {_times(row.between_tokens)}  "
                 f"{row.requests} answers, {row.errors} errors",

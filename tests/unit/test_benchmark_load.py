@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+import time
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -32,15 +33,34 @@ def load() -> dict:
 def test_closed_loop_clients(load: dict, count: int) -> None:
     target = TableTarget(257, tokenizer=ByteTokenizer(), max_length=128)
     engine = Engine(target, NoDrafter(), walk)
-    row = load["measure"](
-        "plain", engine, count, seconds=0.5, num_rows=2, prompts=["ab", "c"], limit=4
+    clients = load["Clients"](
+        engine, num_rows=2, count=count, prompts=["ab", "c"], max_new_tokens=4
     )
-    assert (
-        row.method == "plain" and row.clients == count and row.requests > count and row.errors == 0
-    )
+    heard = load["Heard"]()
+    for _ in range(2):  # turns
+        clients.run(heard, 0.25)
+    clients.close()
+    row = heard.row("plain", count)
+    assert row.method == "plain" and row.clients == count and row.seconds == pytest.approx(0.5, 0.5)
+    assert row.requests > count and row.errors == 0
     assert row.tau == 1.0 and 0 < row.between_tokens[0] <= row.between_tokens[2]
     assert row.tokens_per_second * row.seconds >= 3 * row.requests
     assert 0 < row.first_token[0] <= row.first_token[1]
+
+
+def test_a_turn_ends_with_nothing_under_way(load: dict) -> None:
+    """Methods take turns: what one still answered would slow the next."""
+    target = TableTarget(257, tokenizer=ByteTokenizer(), max_length=128)
+    clients = load["Clients"](
+        Engine(target, NoDrafter(), walk), num_rows=2, count=4, prompts=["ab"], max_new_tokens=100
+    )
+    heard = load["Heard"]()
+    clients.run(heard, 0.1)
+    service, before = clients._service, len(heard.between)
+    assert not service.num_running and not service.num_waiting
+    time.sleep(0.1)
+    assert len(heard.between) == before
+    clients.close()
 
 
 def test_every_method_is_beside_plain_decoding(
@@ -75,17 +95,29 @@ def asking(load: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     target = TableTarget(257, tokenizer=ByteTokenizer(), max_length=128)
     told = []
 
-    def fake_measure(name: str, _engine: object, count: int, **_settings: object) -> object:
-        told.append((name, count))
-        rate = {"ngram": 30.0, "none": 10.0}[name]
-        none = (0.0, 0.0, 0.0)
-        return load["Row"](name, count, 1.0, 3, 0, rate, none, none, 1.0)
+    class Fake:
+        def __init__(self, engine: Engine, *, count: int, **_settings: object) -> None:
+            self.name = "none" if engine is made[0] else "ngram"
+            told.append((self.name, count))
+
+        def run(self, heard: object, seconds: float) -> None:
+            heard.seconds += seconds
+            heard.first += [0.0] * round(seconds * {"ngram": 30, "none": 10}[self.name])
+
+        def close(self) -> None:
+            told.append("closed")
+
+    made = []
+
+    def fake_load(*_arguments: object, **_settings: object) -> Engine:
+        made.append(Engine(target, NoDrafter(), walk))
+        return made[-1]
 
     names = load["main"].__globals__
-    monkeypatch.setattr(slipstream, "load", lambda *_a, **_k: Engine(target, NoDrafter(), walk))
+    monkeypatch.setattr(slipstream, "load", fake_load)
     monkeypatch.setitem(names, "describe", lambda _target: {})
     monkeypatch.setitem(names, "read_task", lambda _task: [Prompt("ab")])
-    monkeypatch.setitem(names, "measure", fake_measure)
+    monkeypatch.setitem(names, "Clients", Fake)
 
     def run(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["load.py", *words])
@@ -98,20 +130,20 @@ def test_plain_decoding_is_the_ruler_wherever_it_is_named(asking) -> None:
     run, told, out = asking
     assert run("--methods", "ngram,none", "--clients", "1", "--out", str(out)) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert told == [("none", 1), ("ngram", 1)]
+    assert told == [("none", 1), ("ngram", 1), "closed", "closed"]
     assert [row["over_plain"] for row in rows] == [1.0, 3.0]
 
 
 def test_an_interrupt_keeps_the_rows_before_it(load: dict, asking, monkeypatch, capsys) -> None:
     run, _, out = asking
-    real = load["main"].__globals__["measure"]
+    real = load["main"].__globals__["Clients"]
 
-    def interrupted(name: str, engine: object, count: int, **settings: object) -> object:
+    def interrupted(engine: Engine, *, count: int, **settings: object) -> object:
         if count == 4:
             raise KeyboardInterrupt
-        return real(name, engine, count, **settings)
+        return real(engine, count=count, **settings)
 
-    monkeypatch.setitem(load["main"].__globals__, "measure", interrupted)
+    monkeypatch.setitem(load["main"].__globals__, "Clients", interrupted)
     words = ("--methods", "ngram", "--clients", "1,4")
     assert run(*words, "--out", str(out)) == 130
     assert (
@@ -141,7 +173,8 @@ def test_another_engine_is_asked_at_every_number_of_clients(load, asking, monkey
     assert run(*words, "--out", str(out)) == 0
     value = json.loads(out.read_text())
     theirs = [row for row in value["rows"] if row["method"] == "vllm"]
-    assert asked == [(1, 2.0), (4, 2.0)] and [row["clients"] for row in theirs] == [1, 4]
+    assert asked == [(1, 0.5)] * 4 + [(4, 0.5)] * 4  # four turns
+    assert [row["clients"] for row in theirs] == [1, 4]
     assert theirs[0]["tokens_per_second"] == 5.0 and theirs[0]["over_plain"] == 0.5
     assert theirs[0]["first_token"] == [0.5, 0.5, 0.5] and value["versions"] == Side.versions
 
