@@ -483,11 +483,16 @@ def zoo() -> str:
     for card in sorted(cards, key=lambda card: card["held_out"]["chain_tau"]):
         folder = f"{card['method']}-{card['model']}"
         weights = ROOT / "zoo" / folder / "model.safetensors"
-        held = card["held_out"]
+        held, before = card["held_out"], card.get("started_from")
+        shown = {
+            "steps": lambda of: f"{of['steps']:,}",
+            "tokens": lambda of: f"{of['tokens'] / 1e6:.2f}",
+            "seconds": lambda of: f"{of['seconds'] / 60:.0f}",
+        }
+        cells = [say(card) + (f" after {say(before)}" if before else "") for say in shown.values()]
         lines.append(
             f"| [`{card['method']}`](../zoo/{folder}/README.md) "
-            f"| {weights.stat().st_size / 1e6:.0f} | {card['steps']:,} "
-            f"| {card['tokens'] / 1e6:.2f} | {card['seconds'] / 60:.0f} "
+            f"| {weights.stat().st_size / 1e6:.0f} | {' | '.join(cells)} "
             f"| {held['chain_tau']:.2f} | {held['tau']:.2f} |"
         )
     return "\n".join(lines)

@@ -20,7 +20,7 @@ from slipstream.data.online import OnlineStore
 from slipstream.data.store import Store
 from slipstream.errors import CheckpointError, DataError, SettingError
 from slipstream.models.readout import Readout
-from slipstream.report.card import read_metrics, write_card
+from slipstream.report.card import origin, read_metrics, write_card
 from slipstream.target.hf import load_target
 from slipstream.train import recipes
 from slipstream.train.adapters import adapt, merged
@@ -347,7 +347,8 @@ class Run:
 
     def _card(self, step: int | None) -> dict[str, Any]:
         index = self.store.index
-        return provenance(
+        before = {} if self.start_from is None else {"started_from": origin(self.start_from)}
+        return before | provenance(
             model=self.target.spec.name,
             method=self.config.method,
             step=step,

@@ -19,6 +19,23 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def origin(folder: Path) -> dict[str, Any]:
+    """What the card of a drafter that goes on with this one says of it.
+
+    Returns:
+        `drafter`, its folder's name, and, where it has a card, `steps`, `tokens` and `seconds` of
+        its training, those of the drafters that it went on from included, and its `command`.
+    """
+    about: dict[str, Any] = {"drafter": folder.name}
+    try:
+        card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+        before = card.get("started_from", {})
+        sums = {name: card[name] + before.get(name, 0) for name in ("steps", "tokens", "seconds")}
+        return about | sums | {"command": card.get("command")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not a card of ours
+        return about
+
+
 def write_card(folder: Path, card: dict[str, Any], records: Sequence[dict[str, Any]]) -> None:
     """Put `card.json`, `README.md` and the curves into a drafter's folder.
 
@@ -87,6 +104,7 @@ def _readme(name: str, card: dict[str, Any]) -> str:
         f"{n:,} {key.replace('_', ' ')}" for key, n in data.get("counts", {}).items()
     )
     command = " ".join(card.get("command", []))
+    before = _before(card["started_from"]) if "started_from" in card else ""
     notes = "".join(f"\n{note}\n" for note in card.get("notes", []))
     return f"""# {name}
 
@@ -95,7 +113,7 @@ A `{card.get("method", "")}` drafter for `{card.get("model", "")}`.
 * **Data**: {card["trained_on"]}; {data.get("held_out_texts", 0)} more texts held out. In the file:
   {counts or "nothing left out"}.
 * **Training**: {card["steps"]:,} steps, {card["tokens"]:,} packed tokens, {card["seconds"]:,.0f} s
-  after the features were taken. {settings}.
+  after the features were taken. {settings}.{before}
 * **Versions**: {", ".join(f"{key} {value}" for key, value in card.get("versions", {}).items())}.
 {notes}
 | held out | |
@@ -108,6 +126,18 @@ A `{card.get("method", "")}` drafter for `{card.get("model", "")}`.
 {command}
 ```
 """
+
+
+def _before(about: dict[str, Any]) -> str:
+    line = f"\n* **Before**: it went on from `{about['drafter']}`"
+    if "steps" in about:
+        line += (
+            f" ({about['steps']:,} steps, {about['tokens']:,} packed tokens, "
+            f"{about['seconds']:,.0f} s)"
+        )
+    if about.get("command"):
+        line += f", which `{' '.join(about['command'])}` had made"
+    return line + "."
 
 
 def _shown(value: Any) -> str:
