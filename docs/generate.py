@@ -428,6 +428,36 @@ def block_sampling() -> str:
     )
 
 
+def mirror() -> str:
+    """What drafting beside the target's last layers would give, exit by exit."""
+    name = "benchmarks/results/mirror.json"
+    if not (ROOT / name).is_file():
+        return "No result is committed yet."
+    value = json.loads((ROOT / name).read_text(encoding="utf-8"))
+    serial, parts, how = value["serial"], value["parts"], value["settings"]
+    counts = list(dict.fromkeys(row["candidates"] for row in value["rows"]))
+    head = " | ".join(f"{n} candidate{'s' if n > 1 else ''}" for n in counts)
+    lines = [f"| exit behind layer | {head} |", "|---" * (len(counts) + 1) + "|"]
+    for layer in dict.fromkeys(row["layer"] for row in value["rows"]):
+        cells = [
+            f"{row['hits']:.0%}, {row['over_serial']:.2f}×, {row['speedup']:.2f}×"
+            for row in value["rows"]
+            if row["layer"] == layer
+        ]
+        lines.append(f"| {layer} of {parts['num_layers']} | {' | '.join(cells)} |")
+    where = value["environment"]
+    return "\n".join(lines) + (
+        f"\n\nIn each cell: steps whose token the exit named, speed over the same drafter on one "
+        f"device, speed over plain decoding. On one device a step takes "
+        f"{1000 * serial['seconds']:.1f} ms, {1000 * parts['draft_seconds']:.1f} of them to draft, "
+        f"gives {parts['tau']:.2f} tokens and is {serial['speedup']:.2f} times plain decoding. "
+        f"[`{name}`](../{name}): `python benchmarks/mirror.py`, {where['model']}, "
+        f"{where['dtype']}, {machine(where)}, {where['num_threads']} threads, chains of "
+        f"{how['depth']}, "
+        f"{how['prompts']} prompts of {how['task']}, {how['tokens']} tokens an answer, greedy."
+    )
+
+
 def ablations(method: str) -> str:
     """What changing one setting of a short training does."""
     name = f"benchmarks/results/ablations_{method}.json"
@@ -952,6 +982,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "acceptance": acceptance,
     "draft-cost": draft_cost,
     "block-sampling": block_sampling,
+    "mirror": mirror,
     **{f"ablations-{name}": (lambda name=name: ablations(name)) for name in ("eagle3", "dflash")},
     "zoo": zoo,
     "family": family,
