@@ -24,6 +24,7 @@ from slipstream.bench.studies import STUDIES, judge, rows_of
 from slipstream.cli.main import VERBS, load_verb
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Result
+from slipstream.report.charts import line_chart
 from slipstream.report.drafting_figures import of_confidence
 from slipstream.report.figures import accepted_lengths, machine, of_bench, speedups
 from slipstream.train import recipes
@@ -84,6 +85,7 @@ PAPERS = {
     "2503.01840": "Li et al., EAGLE-3",
     "2505.12398": "Weng et al., Traversal Verification",
     "2506.05632": "Rowan et al., List-Level Distribution Coupling",
+    "2510.13161": "Bhendawade et al., Mirror Speculative Decoding",
     "2602.01469": "Hui et al., P-EAGLE",
     "2602.06036": "Chen et al., DFlash",
     "2604.12989": "Ringel and Romano, DDTree",
@@ -334,6 +336,8 @@ def pictures() -> dict[Path, str]:
     for name, found in _committed("confidence")[1]["methods"].items():
         for figure in of_confidence(found, name):
             drawn[ROOT / "docs" / "images" / f"{figure.name}-{name}.svg"] = figure.svg
+    if (ROOT / DRAFT_COST).is_file():
+        drawn[ROOT / "docs" / "images" / "draft-latency.svg"] = draft_latency()
     return drawn
 
 
@@ -386,17 +390,35 @@ def verifiers() -> str:
     return "\n".join(lines)
 
 
+def draft_latency() -> str:
+    """Milliseconds to draft so many tokens, a line for each network, as an SVG chart."""
+    value = json.loads((ROOT / DRAFT_COST).read_text(encoding="utf-8"))
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in value["rows"]:
+        points = series.setdefault(f"{row['method']}, {_layers(row['layers'])}", [])
+        points.append((row["tokens"], 1000 * row["seconds"]))
+    return line_chart(
+        series, title="Draft latency", x_label="drafted tokens", y_label="milliseconds"
+    )
+
+
+def _layers(count: int) -> str:
+    return f"{count} layer{'s' if count > 1 else ''}"
+
+
 def draft_cost() -> str:
     """The committed cost of drafting: milliseconds by network and length, counts beside them."""
     if not (ROOT / DRAFT_COST).is_file():
         return f"No result is committed yet; `python benchmarks/draft_cost.py --out {DRAFT_COST}`."
     value = json.loads((ROOT / DRAFT_COST).read_text(encoding="utf-8"))
     lines = [
+        "![Draft latency](images/draft-latency.svg)",
+        "",
         "| network | tokens | ms | passes | products with the head | operations |",
         "|---|---|---|---|---|---|",
     ]
     for row in value["rows"]:
-        name = f"{row['method']}, {row['layers']} layer{'s' if row['layers'] > 1 else ''}"
+        name = f"{row['method']}, {_layers(row['layers'])}"
         counts = f"{row['passes']} | {row['head_calls']} | {row['dispatches']}"
         lines.append(f"| {name} | {row['tokens']} | {1000 * row['seconds']:.2f} | {counts} |")
     where = value["environment"]

@@ -1,10 +1,10 @@
 """What hiding the draft behind the target's last layers would give: Mirror-SD, from its parts.
 
-Paper: Mirror Speculative Decoding, arXiv:2510.13161. An early exit of the target names the
-likeliest next tokens; on a second device a drafter writes a block after each of them while the
-target runs its remaining layers. Where the target's own token was among them, the next block is
-there already; else it is drafted as ever. What is verified does not change, so neither does what is
-said.
+Paper: Bhendawade et al. 2025, Mirror Speculative Decoding, arXiv:2510.13161, section 3.1. An early
+exit of the target names the likeliest next tokens at every drafted place; on a second device the
+drafter writes a block after each of them while the target runs its remaining layers. Where the
+target's own token was among them, the next block is there already; else it is drafted as ever. What
+is verified does not change, so neither does what is said.
 Differs: computed, not run, since it takes two devices. How often the exit is right, how long a pass
 and a draft take and how much is accepted are measured here; the exchange between the devices and
 the drafts after further candidates are free, so what comes out is the most there is to gain.
