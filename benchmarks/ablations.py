@@ -9,7 +9,10 @@ Every run is `slipstream train` with one setting changed, on the same packed row
 order, and is judged on the same held-out answers of the target: the accepted length of a chain on
 the text, every position a start, three drafts deep. Seconds are those of the training steps alone.
 Finished runs are in the file and are not run again. `--method dflash` asks about block diffusion
-instead.
+instead. `--drafter FOLDER` lets every run go on from a trained drafter, and leaves out those that
+would change its network:
+
+    python benchmarks/ablations.py --data features --method dflash --drafter zoo/dflash-smollm2-135m
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from slipstream.cli.main import exit_status
 from slipstream.errors import OutputError
 
 KIND = "slipstream ablations"
-SETTINGS = ("model", "method", "steps", "rows", "precision", "seed")
+SETTINGS = ("model", "method", "steps", "rows", "precision", "seed", "drafter")
 KEPT = ("held_out_loss", "held_out_prefix_accuracy", "tau", "tokens")
 DEPTHS = 3  # of the held-out chain: what the base unrolls, so that all are judged alike
 OWN, OTHER = "own", "other"
@@ -78,7 +81,10 @@ BASES = {
     },
     "dflash": {"--learning-rate": "1e-3", "--optimizer": "adamw"},
 }
-LATER = ("--num-unrolled", "--set unroll_after", "--set narrow", "--learning-rate", "--optimizer")
+LATER = (
+    "--num-unrolled", "--set unroll_after", "--set narrow", "--set density", "--set rounds",
+    "--set weighting", "--set hard", "--learning-rate", "--optimizer",
+)  # fmt: skip
 """What a run that goes on with a drafter is still told: the rest is the drafter's."""
 ONE = (("--num-unrolled", "1"),)
 NARROW = (("--set narrow", "1"),)
@@ -100,15 +106,15 @@ VARIANTS = {
     "dflash": (
         Variant("base"),
         _changed("plain read-out", "--set is_shifted", "false"),
-        _changed("D-PACE weighting", "--set weighting", "pace"),
-        _changed("labels half the target's choice", "--set hard", "0.5"),
-        _changed("two rounds: anchors where it was rejected", "--set rounds", "2"),
-        _changed("blocks of full width only", "--set narrow", "0"),
-        _changed("narrower blocks only", "--set narrow", "1"),
-        Variant("narrower blocks only for 50, then half", (Phase(NARROW, 0.5), Phase(share=0.5))),
-        _changed("twice the blocks", "--set density", "2"),
         _changed("1 layer", "--set num_layers", "1"),
         _changed("5 layers", "--set num_layers", "5"),
+        _changed("narrower blocks only", "--set narrow", "1"),
+        _changed("two rounds: anchors where it was rejected", "--set rounds", "2"),
+        _changed("D-PACE weighting", "--set weighting", "pace"),
+        _changed("labels half the target's choice", "--set hard", "0.5"),
+        _changed("blocks of full width only", "--set narrow", "0"),
+        Variant("narrower blocks only for 50, then half", (Phase(NARROW, 0.5), Phase(share=0.5))),
+        _changed("twice the blocks", "--set density", "2"),
         _changed("Muon", "--optimizer", "muon"),
     ),
 }
@@ -121,7 +127,8 @@ def main() -> int:
     for variant in VARIANTS[asked.method]:
         is_there = variant.name in [row["name"] for row in report["rows"]]
         lacks = asked.other is None and any(phase.text == OTHER for phase in variant.phases)
-        if is_there or lacks:
+        changes = {name for phase in variant.phases for name, _ in phase.options}
+        if is_there or lacks or (asked.drafter and not changes <= set(LATER)):
             continue
         print(f"{variant.name} ...", file=sys.stderr, flush=True)
         report["rows"].append(train(variant, asked))
@@ -143,6 +150,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=2, help="packed rows of 1,024 tokens a step")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--drafter", type=Path, help="a trained one that every run goes on from")
     parser.add_argument("--work", type=Path, default=Path("runs/ablations"))
     parser.add_argument("--out", type=Path, default=Path("ablations.json"))
     return parser.parse_args()
@@ -156,9 +164,11 @@ def begin(asked: argparse.Namespace) -> dict[str, Any]:
     """
     check_output(asked.out, overwrite=True)
     settings = {name: getattr(asked, name) for name in SETTINGS}
+    settings["drafter"] = asked.drafter and asked.drafter.name  # its place is nobody's business
     if asked.out.is_file():
         found = json.loads(asked.out.read_text(encoding="utf-8"))
-        if found.get("kind") != KIND or found.get("settings") != settings:
+        before = {"drafter": None} | found.get("settings", {})
+        if found.get("kind") != KIND or before != settings:
             raise OutputError(f"{asked.out} exists and holds another run", "give another --out")
         return found
     return {
@@ -176,7 +186,7 @@ def begin(asked: argparse.Namespace) -> dict[str, Any]:
 def train(variant: Variant, asked: argparse.Namespace) -> dict[str, Any]:
     """The last evaluation of a run, its seconds, and the tokens of own text in its steps."""
     base = BASES[asked.method]
-    watch, seconds, tokens, drafter = environment.Watch(), 0.0, 0, None
+    watch, seconds, tokens, drafter = environment.Watch(), 0.0, 0, asked.drafter
     for number, phase in enumerate(variant.phases):
         options = _of_phase(base | dict(phase.options), drafter)
         data = asked.other if phase.text == OTHER else asked.data
@@ -184,7 +194,8 @@ def train(variant: Variant, asked: argparse.Namespace) -> dict[str, Any]:
         last = _last(place)
         seconds += last["seconds"]
         tokens += last["tokens"] if phase.text == OWN else 0
-        drafter = place / "drafter"
+        worse = place / "worse"  # than the one it went on from, which is back in its place
+        drafter = worse if worse.is_dir() else place / "drafter"
     found = {name: last.get(name) for name in KEPT} | {"tokens": tokens}
     if len(found["held_out_prefix_accuracy"]) < DEPTHS:  # it unrolled fewer: asked again, unmoved
         options = _of_phase(base, drafter) | {"--learning-rate": "1e-12"}
@@ -243,7 +254,9 @@ def _run(
         option, _, setting = name.partition(" ")
         words += [option, f"{setting}={value}" if setting else value]
     command = [sys.executable, "-m", "slipstream", "train", *words, "--json"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    status = subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
+    if status and not (place / "worse").is_dir():
+        raise subprocess.CalledProcessError(status, command)
     return place
 
 

@@ -480,9 +480,9 @@ def mirror() -> str:
     )
 
 
-def ablations(method: str) -> str:
+def ablations(stem: str) -> str:
     """What changing one setting of a short training does."""
-    name = f"benchmarks/results/ablations_{method}.json"
+    name = f"benchmarks/results/ablations_{stem}.json"
     if not (ROOT / name).is_file():
         return "No result is committed yet."
     value = json.loads((ROOT / name).read_text(encoding="utf-8"))
@@ -497,9 +497,11 @@ def ablations(method: str) -> str:
             f"{row['seconds']:.0f} |"
         )
     how, where = value["settings"], value["environment"]
+    start = f" from `{how['drafter']}` on" if how.get("drafter") else ""
     return "\n".join(lines) + (
-        f"\n\n[`{name}`](../{name}): `python benchmarks/ablations.py --method {method}`, "
-        f"{how['model']}, {how['steps']:,} steps of {how['rows']} packed rows, {how['precision']}, "
+        f"\n\n[`{name}`](../{name}): `python benchmarks/ablations.py --method {how['method']}`, "
+        f"{how['model']}, {how['steps']:,} steps of {how['rows']} packed rows{start}, "
+        f"{how['precision']}, "
         f"{where['cpu']}, {where['num_cores']} threads; other work took at most "
         f"{max(row['others_share'] or 0 for row in value['rows']):.0%} of the processors."
     )
@@ -1005,7 +1007,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "draft-cost": draft_cost,
     "block-sampling": block_sampling,
     "mirror": mirror,
-    **{f"ablations-{name}": (lambda name=name: ablations(name)) for name in ("eagle3", "dflash")},
+    **{
+        f"ablations-{stem}": (lambda stem=stem: ablations(stem))
+        for stem in ("eagle3", "dflash", "dflash_on")
+    },
     "zoo": zoo,
     "family": family,
     "family-sampled": family_sampled,

@@ -84,20 +84,25 @@ def ablation(tmp_path, monkeypatch):
         ran.append(told)
         place = Path(told["--output"])
         (place / "drafter").mkdir(parents=True)
-        depths = int(told["--num-unrolled"])
+        is_worse = told.get("--optimizer") == "muon"
+        if is_worse:  # than the drafter it went on from
+            (place / "worse").mkdir()
+        depths = int(told.get("--num-unrolled", 3))
         record = {"seconds": 2.0, "tokens": 9, "held_out_loss": 3.0}
         record |= {"held_out_prefix_accuracy": [0.25] * depths, "tau": 1.5}
         lines = [{"step": 1, "seconds": 1.0}, record]
         (place / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        return argparse.Namespace(returncode=int(is_worse))
 
     monkeypatch.setattr(script["subprocess"], "run", run)
     asked = argparse.Namespace(
         data=Path("own"), other=Path("others"), model="m", method="eagle3", steps=10, rows=2,
-        precision="bf16", seed=0, work=tmp_path / "work",
+        precision="bf16", seed=0, drafter=None, work=tmp_path / "work",
     )  # fmt: skip
 
-    def train(name):
-        variants = {variant.name: variant for variant in script["VARIANTS"]["eagle3"]}
+    def train(name, **changes):
+        vars(asked).update(changes)
+        variants = {variant.name: variant for variant in script["VARIANTS"][asked.method]}
         row = script["train"](variants[name], asked)
         assert not asked.work.exists()
         return row, ran
@@ -121,3 +126,33 @@ def test_all_are_judged_three_drafts_deep(ablation):
     assert row["seconds"] == 2.0 and row["chain_tau"] == 1.75
     row, _ = ablation("5 unrolled steps")
     assert row["chain_tau"] == 1.75 and len(row["held_out_prefix_accuracy"]) == 5
+
+
+def test_a_run_that_goes_on_keeps_the_network_and_counts_where_it_is_worse(ablation):
+    row, ran = ablation("Muon", method="dflash", drafter=Path("zoo/dflash"))
+    assert row["chain_tau"] == 1.75 and ran[0]["--drafter"] == "zoo/dflash"
+    assert "--initial" not in ran[0]
+    _, ran = ablation("narrower blocks only for 50, then half")
+    assert ran[1]["--set"] == "narrow=1" and ran[2]["--drafter"].endswith("phase-0/drafter")
+
+
+def test_runs_that_go_on_leave_out_other_networks(monkeypatch, tmp_path, capsys):
+    script, ran = runpy.run_path(str(FOLDER / "ablations.py")), []
+
+    def fake(variant, _asked):
+        ran.append(variant.name)
+        return {"name": variant.name, "held_out_prefix_accuracy": [0.5], "chain_tau": 1.5,
+                "seconds": 1.0, "others_share": 0.0}  # fmt: skip
+
+    names = script["main"].__globals__
+    monkeypatch.setitem(names, "train", fake)
+    out = tmp_path / "ablations.json"
+    words = ["--data", "own", "--method", "dflash", "--out", str(out)]
+    monkeypatch.setattr("sys.argv", ["ablations.py", *words, "--drafter", "some/where/dflash"])
+    assert script["exit_status"](script["main"]) == 0
+    assert "base" in ran and "D-PACE weighting" in ran
+    assert not {"plain read-out", "1 layer", "5 layers"} & set(ran)
+    assert json.loads(out.read_text())["settings"]["drafter"] == "dflash"
+    monkeypatch.setattr("sys.argv", ["ablations.py", *words])  # another question: another file
+    assert script["exit_status"](script["main"]) == 2
+    assert "another run" in capsys.readouterr().err
