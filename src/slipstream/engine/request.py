@@ -140,6 +140,7 @@ class Request:
         num_top: keep a `TokenScore` of every token, with this many likeliest; None keeps none.
         features: of the prompt's chunks so far, [S, K*D] each, until the drafter gets them.
         keeps_features: keep them, and those of the answer, for a request that starts alike.
+        failure: what went wrong, when finish_reason is "error".
         drafted: for each emitted token, whether it was drafted (and accepted).
         scores: for each emitted token, when asked for.
     """
@@ -162,7 +163,7 @@ class Request:
     keeps_features: bool = False
     slot: int = -1
     finish_reason: str | None = None
-    error: str | None = None
+    failure: SlipstreamError | None = None
     prefill_seconds: float = 0.0
     tally: Tally = field(default_factory=Tally)
     steps: list[Step] = field(default_factory=list)
@@ -288,7 +289,7 @@ class Request:
 
     def fail(self, error: SlipstreamError) -> None:
         """End it with an error; the tokens so far stay."""
-        self.finish_reason, self.error = "error", str(error)
+        self.finish_reason, self.failure = "error", error
         if self.text is not None:
             self.text.finish()
 
@@ -333,7 +334,7 @@ class Request:
             num_draft_steps=tally.num_draft_steps,
             steps=tuple(self.steps),
             scores=tuple(self.scores),
-            error=self.error,
+            error=None if self.failure is None else str(self.failure),
         )
 
     def _completes_stop_string(self, token: int) -> bool:

@@ -148,7 +148,7 @@ class Scheduler:
     def retire(self, request: Request) -> None:
         """Take a request out of the batch and free its row."""
         self.running.remove(request)
-        if self._keeps and request.error is None:
+        if self._keeps and request.failure is None:
             self._keep(request)
         else:
             self._clear(request.slot)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from slipstream.engine.loop import Loop
@@ -65,17 +65,22 @@ class Service:
         """True while requests are taken."""
         return self._thread.is_alive() and not self._is_draining
 
-    def check(self) -> None:
-        """See whether a request would be taken now, before the work of making it.
+    def check(self, count: int = 1) -> None:
+        """See whether requests would be taken now, before the work of making them.
+
+        Args:
+            count: how many.
 
         Raises:
-            BusyError: the queue is full, or the service is shutting down.
+            BusyError: the queue has no room for all of them, or the service is shutting down.
         """
         if self._is_draining or self._is_closed:
             raise BusyError("the server is shutting down", "ask again when it is back")
-        if (count := len(self._listeners)) >= self._max_requests:
+        there = len(self._listeners)
+        if there + count > self._max_requests:
             raise BusyError(
-                f"{count} requests run or wait, expected fewer than {self._max_requests}",
+                f"{there} requests run or wait, expected at most {self._max_requests} with "
+                f"{count} more",
                 "ask again later",
             )
 
@@ -85,10 +90,19 @@ class Service:
         Raises:
             BusyError: the queue is full, or the service is shutting down.
         """
+        self.submit_all([(request, listen)])
+
+    def submit_all(self, asked: Sequence[tuple[Request, Listener]]) -> None:
+        """Queue all of them or, where there is not room for all, none.
+
+        Raises:
+            BusyError: the queue is too full, or the service is shutting down.
+        """
         with self._changed:
-            self.check()
-            self._listeners[request.key] = request, listen
-            self._inbox.append(request)
+            self.check(len(asked))
+            for request, listen in asked:
+                self._listeners[request.key] = request, listen
+                self._inbox.append(request)
             self._changed.notify_all()
 
     def abort(self, request: Request) -> None:

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Piece, Request, Result
-from slipstream.engine.shaping import Shaper
 from slipstream.engine.text import Verbatim
 from slipstream.errors import SettingError
 from slipstream.serve import grammar, tools
@@ -43,14 +42,16 @@ class Ask:
         self.dialect: tools.Dialect | None = None  # how calls are read, once the rows are made
 
     def rows(self) -> list[Request]:
-        """A request per choice, n for each prompt; choice i of a prompt has the seed's i-th next.
+        """A request per choice, n for each prompt.
+
+        With a seed, choice i of every prompt has the seed's i-th next: the same prompt gives the
+        same answers wherever it stands. Without one, no two answers share their noise.
 
         Raises:
             SettingError: a setting does not fit this model.
             PromptTooLongError: a prompt leaves no room for an answer.
         """
         asked = self.asked
-        seed = self.id.int if asked.seed is None else asked.seed
         prompts: Sequence[Any]
         if isinstance(asked, ChatAsked):
             prompts = [self._chat(asked)]
@@ -58,11 +59,16 @@ class Ask:
             prompts = asked.prompts()
         if not prompts or any(len(prompt) == 0 for prompt in prompts):
             raise SettingError("prompt", "empty", "at least one token")
-        if len(prompts) * asked.n > 64:
-            raise SettingError("choices", len(prompts) * asked.n, "64 or fewer")
+        foreign = [id for id in asked.stop_token_ids if id >= self.engine.target.spec.vocab_size]
+        if foreign:
+            most = self.engine.target.spec.vocab_size - 1
+            raise SettingError("stop_token_ids", foreign[0], f"ids of 0..{most}")
+        mark = self._mark()
+        form = self._rules(mark)
+        first, apart = (self.id.int, asked.n) if asked.seed is None else (asked.seed, 0)
         return [
-            self._row(prompt, (seed + choice) % LARGEST_SEED)
-            for prompt in prompts
+            self._row(prompt, (first + place * apart + choice) % LARGEST_SEED, mark, form)
+            for place, prompt in enumerate(prompts)
             for choice in range(asked.n)
         ]
 
@@ -89,9 +95,11 @@ class Ask:
         shown = [tool.model_dump(exclude_none=True) for tool in asked.tools]
         return self.tokenizer.encode_chat(messages, tools=shown)
 
-    def _row(self, prompt: Any, seed: int) -> Request:
+    def _row(
+        self, prompt: Any, seed: int, mark: int | None, form: grammar.GrammarShaper | None
+    ) -> Request:
         asked = self.asked
-        stops, mark = asked.stops(), self._mark()
+        stops = asked.stops()
         if self.dialect is not None and asked.most_calls == 1 and self.dialect.end:
             stops.append(self.dialect.end)
         return self.engine.request(
@@ -105,12 +113,12 @@ class Ask:
             raw=isinstance(asked, CompletionAsked),
             budget=0 if asked.method == "none" else asked.budget,
             penalties=asked.penalties(),
-            grammar=self._rules(mark),
+            grammar=None if form is None else form.fresh(),
             num_top=asked.num_top,
             skip_special=asked.skip_special_tokens and mark is None,
         )
 
-    def _rules(self, mark: int | None) -> Shaper | None:
+    def _rules(self, mark: int | None) -> grammar.GrammarShaper | None:
         """What holds the answer to a form, if one was asked for."""
         asked, wish = self.asked, self.asked.response_format
         shaper = None if wish is None else grammar.make(wish, self.engine.target)

@@ -13,6 +13,7 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -27,18 +28,23 @@ from starlette.requests import ClientDisconnect
 
 from slipstream.engine.engine import Engine
 from slipstream.engine.request import Request as Row
-from slipstream.errors import BusyError, SettingError, SlipstreamError
+from slipstream.engine.shaping import FormError
+from slipstream.errors import BusyError, PromptTooLongError, SettingError, SlipstreamError
 from slipstream.serve.answering import Answer, Ask, ChatAnswer, CompletionAnswer
 from slipstream.serve.exchange import DeadlineError, Exchange, GoneError
 from slipstream.serve.metrics import Metrics, Watch
 from slipstream.serve.replies import error_body
-from slipstream.serve.schema import ChatAsked, CompletionAsked
+from slipstream.serve.schema import MOST_ANSWERS, ChatAsked, CompletionAsked
 
 log = logging.getLogger("slipstream.serve")
 
 BODY_SECONDS = 60.0  # for a client to send its body
 SENDING_SECONDS = 5.0  # after the deadline, for a client to read what there is
 HUNG_UP = 499
+FORM_THREADS = 2  # rules of forms are compiled beside everything else
+MOST_FORMS = 16  # requests whose rules are compiled or wait for it
+FIELDS = {"biased token": "logit_bias"}
+"""The engine's names of settings, where a body's field has another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ class Server:
         self.metrics = Metrics(self.name)
         self._keys = tuple(key.encode() for key in api_keys)
         self._created = int(time.time())
+        self._compilers = ThreadPoolExecutor(FORM_THREADS, thread_name_prefix="slipstream-forms")
+        self._num_forms = 0
         self.service = engine.serve(
             num_rows=self.limits.num_rows,
             max_waiting=self.limits.max_waiting,
@@ -127,6 +135,7 @@ class Server:
         app.add_api_route("/health", self.health, **get)
         app.add_api_route("/metrics", self.prometheus, **get, response_class=PlainTextResponse)
         app.add_api_route("/v1/models", self.models, **get)
+        app.add_api_route("/v1/models/{name:path}", self.model, **get)
         for path, handler, asked in (
             ("/v1/chat/completions", self.chat, ChatAsked),
             ("/v1/completions", self.completions, CompletionAsked),
@@ -139,6 +148,7 @@ class Server:
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         """At the end, wait for answers under way; the HTTP server takes no more by then."""
         yield
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self.service.drain, self.limits.drain_seconds)
         await asyncio.to_thread(self.service.close)
 
@@ -164,8 +174,17 @@ class Server:
     async def models(self, request: Request) -> JSONResponse:
         """The one model, with what runs it."""
         self._check_key(request)
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request, name: str) -> JSONResponse:
+        """The one model by its name."""
+        self._check_key(request)
+        self._check_name(name)
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
         about = self.engine.describe()
-        card = {
+        return {
             "id": self.name,
             "object": "model",
             "created": self._created,
@@ -174,7 +193,6 @@ class Server:
             "method": about["method"],
             "budget": about.get("budget"),
         }
-        return JSONResponse({"object": "list", "data": [card]})
 
     async def chat(self, request: Request) -> Response:
         """OpenAI's chat completions."""
@@ -185,19 +203,21 @@ class Server:
         return await self._answer(request, CompletionAsked, CompletionAnswer)
 
     async def _answer(self, request: Request, schema: type, shape: type[Answer]) -> Response:
-        self._check_key(request)
         begun, id_ = time.monotonic(), uuid.uuid4()
+        request.state.id = f"{shape.prefix}-{id_.hex}"
+        self._check_key(request)
         asked = _validated(schema, await _body(request, self.limits.body_bytes))
         self._check_served(asked)
         ask = Ask(self.engine, asked, id_)
         with self._busy_told():  # before a long prompt is tokenised for nothing
-            self.service.check()
-        rows = await _checked(asyncio.to_thread(ask.rows), schema.model_fields)
+            self.service.check(asked.num_answers)
+        rows = await self._rows(ask)
         answer = shape(ask, rows, self.name)
         exchange = Exchange(
             self.service,
             rows,
             seconds=self.limits.seconds,
+            begun=begun,
             is_gone=request.is_disconnected,
             on_piece=Watch(self.metrics, answer.id, rows, begun).hear,
         )
@@ -205,7 +225,7 @@ class Server:
             exchange.start()
         headers = {"X-Request-Id": answer.id}
         if asked.stream:
-            return _Stream(_events(answer, exchange.pieces()), exchange, headers=headers)
+            return _Stream(_events(answer, rows, exchange.pieces()), exchange, headers=headers)
         try:
             async for index, piece in exchange.pieces():
                 answer.add(index, piece)
@@ -215,10 +235,35 @@ class Server:
             return Response(status_code=HUNG_UP)
         finally:
             exchange.stop()
-        for index, _ in enumerate(rows):
+        for index, row in enumerate(rows):
             if (failure := answer.failure(index)) is not None:
-                raise Refused(500, failure, "server_error")
+                status, kind, param = _blame(row)
+                raise Refused(status, failure, kind, param)
         return JSONResponse(answer.whole(), headers=headers)
+
+    async def _rows(self, ask: Ask) -> list[Row]:
+        """The engine's requests, made in a thread; those with a form wait for each other alone.
+
+        Raises:
+            Refused: the engine would not take them, too many forms wait, or it took too long.
+        """
+        has_form = ask.asked.has_form
+        if has_form and self._num_forms >= MOST_FORMS:
+            message = f"{self._num_forms} requests wait for their forms to be compiled"
+            raise Refused(429, f"{message}; ask again later", "rate_limit_error")
+        pool = self._compilers if has_form else None
+        self._num_forms += has_form
+        work = asyncio.get_running_loop().run_in_executor(pool, ask.rows)
+        work.add_done_callback(lambda _work: self._form_done(has_form))
+        try:
+            async with asyncio.timeout(self.limits.seconds):
+                return await _checked(work, type(ask.asked).model_fields)
+        except TimeoutError:
+            message = f"the answer was not begun after {self.limits.seconds:g} s"
+            raise Refused(504, message, "timeout_error") from None
+
+    def _form_done(self, has_form: bool) -> None:
+        self._num_forms -= has_form
 
     @contextmanager
     def _busy_told(self) -> Iterator[None]:
@@ -230,16 +275,26 @@ class Server:
             raise Refused(status, _with_hint(error), "rate_limit_error") from None
 
     def _check_key(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
         if not self._keys:
             return
-        if not given or not any(secrets.compare_digest(given, key) for key in self._keys):
+        fits = [secrets.compare_digest(given.strip().encode(), key) for key in self._keys]
+        if scheme.lower() != "bearer" or not any(fits):
             raise Refused(401, "missing or wrong API key", "authentication_error")
 
-    def _check_served(self, asked: Any) -> None:
-        if asked.model is not None and asked.model != self.name:
-            message = f"the model '{asked.model[:200]}' is not served here, '{self.name}' is"
+    def _check_name(self, name: str) -> None:
+        if name != self.name:
+            message = f"the model '{name[:200]}' is not served here, '{self.name}' is"
             raise Refused(404, message, "not_found_error", "model")
+
+    def _check_served(self, asked: Any) -> None:
+        if asked.model is not None:
+            self._check_name(asked.model)
+        most = min(MOST_ANSWERS, self.limits.num_rows + self.limits.max_waiting)
+        if asked.num_answers > most:  # asking again would not help
+            param = "n" if asked.n > 1 else "prompt"
+            message = f"{asked.num_answers} answers in one request, at most {most} are given"
+            raise Refused(400, message, "invalid_request_error", param)
         if asked.method not in (None, "none", self.engine.method):
             message = f"method '{asked.method[:200]}' is not served, {self.engine.method} or none"
             raise Refused(400, message, "invalid_request_error", "method")
@@ -265,7 +320,9 @@ class _Stream(StreamingResponse):
             self._exchange.stop()
 
 
-async def _events(answer: Answer, pieces: AsyncIterator[tuple[int, Any]]) -> AsyncIterator[str]:
+async def _events(
+    answer: Answer, rows: Sequence[Row], pieces: AsyncIterator[tuple[int, Any]]
+) -> AsyncIterator[str]:
     """The answer's chunks as events; a choice's fault is told as one, the end always is."""
     try:
         for chunk in answer.opening():
@@ -274,8 +331,9 @@ async def _events(answer: Answer, pieces: AsyncIterator[tuple[int, Any]]) -> Asy
             for chunk in answer.chunks(index, piece):
                 yield _event(chunk)
             if (failure := answer.failure(index)) is not None:
+                status, kind, _ = _blame(rows[index])
                 where = f"choices.{index}"
-                yield _event(error_body(failure, "server_error", param=where, code=500))
+                yield _event(error_body(failure, kind, param=where, code=status))
         for chunk in answer.closing():
             yield _event(chunk)
     except DeadlineError as error:
@@ -334,12 +392,22 @@ def _validated(schema: type, value: Any) -> Any:
         raise Refused(400, told, "invalid_request_error", top) from None
 
 
+def _blame(row: Row) -> tuple[int, str, str | None]:
+    """Status, kind and field of a choice that failed: its form's fault, or ours."""
+    if isinstance(row.failure, FormError):
+        return 400, "invalid_request_error", "response_format"
+    return 500, "server_error", None
+
+
 async def _checked(rows: Awaitable[list[Row]], fields: Collection[str]) -> list[Row]:
     """The engine's requests, or its complaint as a 400 that names the field where it has one."""
     try:
         return await rows
     except SlipstreamError as error:
         name = getattr(error, "name", None)
+        if isinstance(error, PromptTooLongError):
+            name = "messages" if "messages" in fields else "prompt"
+        name = FIELDS.get(name, name)
         param = name if name in fields else None
         raise Refused(400, _with_hint(error), "invalid_request_error", param) from None
     except TemplateError as error:
@@ -368,19 +436,31 @@ def _inlined(schema: type) -> dict[str, Any]:
     return resolve(whole)
 
 
-async def _tell_refusal(_request: Request, refused: Exception) -> JSONResponse:
+async def _tell_refusal(request: Request, refused: Exception) -> JSONResponse:
     assert isinstance(refused, Refused)
     body = error_body(str(refused), refused.kind, param=refused.param, code=refused.status)
-    headers = {"Retry-After": "1"} if refused.status in (429, 503) else None
+    headers = _id_of(request)
+    if refused.status in (429, 503):
+        headers["Retry-After"] = "1"
+    told = {"status": refused.status, "param": refused.param}  # what was asked stays unsaid
+    log.info("%s", json.dumps({"id": headers.get("X-Request-Id")} | told))
     return JSONResponse(body, refused.status, headers)
 
 
-async def _tell_http(_request: Request, error: Exception) -> JSONResponse:
+async def _tell_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     body = error_body(str(error.detail), "invalid_request_error", code=error.status_code)
-    return JSONResponse(body, error.status_code, dict(error.headers or {}))
+    return JSONResponse(body, error.status_code, dict(error.headers or {}) | _id_of(request))
 
 
-async def _tell_fault(_request: Request, error: Exception) -> JSONResponse:
-    log.error("a request failed", exc_info=error)
-    return JSONResponse(error_body("internal error", "server_error", code=500), 500)
+async def _tell_fault(request: Request, error: Exception) -> JSONResponse:
+    headers = _id_of(request)
+    log.error("request %s failed", headers.get("X-Request-Id"), exc_info=error)
+    body = error_body("internal error", "server_error", code=500)
+    return JSONResponse(body, 500, headers)
+
+
+def _id_of(request: Request) -> dict[str, str]:
+    """The header that names a request, as far as it got."""
+    id_ = getattr(request.state, "id", None)
+    return {} if id_ is None else {"X-Request-Id": id_}

@@ -32,7 +32,8 @@ class Exchange:
     Args:
         service: runs them.
         requests: one per choice.
-        seconds: until they must be finished.
+        seconds: until they must be finished, from `begun` on.
+        begun: of `time.monotonic`; now by default.
         is_gone: asks whether the client hung up.
         on_piece: told of every piece when it comes, also of those that nobody reads any more.
     """
@@ -43,6 +44,7 @@ class Exchange:
         requests: Sequence[Request],
         *,
         seconds: float,
+        begun: float | None = None,
         is_gone: Callable[[], Awaitable[bool]] | None = None,
         on_piece: Callable[[int, Piece], None] | None = None,
     ) -> None:
@@ -52,7 +54,7 @@ class Exchange:
         self._news: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
         self._is_started = False
         self._looked = time.monotonic()
-        self._until = self._looked + seconds
+        self._until = (self._looked if begun is None else begun) + seconds
 
     @property
     def seconds_left(self) -> float:
@@ -63,19 +65,16 @@ class Exchange:
         """Submit everything, or nothing.
 
         Raises:
-            BusyError: the queue is full.
+            BusyError: the queue has no room for all.
         """
         loop = asyncio.get_running_loop()
 
         def listener(index: int) -> Listener:
             return lambda piece: loop.call_soon_threadsafe(self._hear, index, piece)
 
-        try:
-            for index, request in enumerate(self.requests):
-                self._service.submit(request, listener(index))
-        except SlipstreamError:
-            self.stop()
-            raise
+        self._service.submit_all(
+            [(request, listener(index)) for index, request in enumerate(self.requests)]
+        )
         self._is_started = True
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:

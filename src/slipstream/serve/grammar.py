@@ -3,33 +3,35 @@
 A copy of the parser is moved along each path of a draft tree, so that every node gets the mask of
 its own prefix. Drafted tokens that break the form are never reached: their parent's mask forbids
 them. The parser has limits; where it gives up, the answer ends with an error, and drafts on which a
-copy gave up change nothing.
+copy gave up change nothing. Rules that cannot be compiled in bounded time are refused; see `trial`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.hf import from_tokenizer
 from llguidance.torch import allocate_token_bitmask, fill_next_token_bitmask
 from torch import Tensor
 
-from slipstream.engine.shaping import FormError, Shaper
+from slipstream.engine.shaping import FormError
 from slipstream.errors import SettingError
+from slipstream.serve.trial import Trial, reason
 from slipstream.target.protocol import Target
 from slipstream.types import DraftTree
 from slipstream.verify.protocol import children
 
 ANY_OBJECT = '{"type": "object"}'
+COMPILE_SECONDS = 5.0  # for rules; usual ones take milliseconds
 
 
-def make(wish: Any, target: Target) -> Shaper | None:
-    """A shaper for one request; None for free text.
+def make(wish: Any, target: Target) -> GrammarShaper | None:
+    """A shaper for one request, compiled; None for free text.
 
     Args:
         wish: a `response_format`, checked.
@@ -54,7 +56,7 @@ def make(wish: Any, target: Target) -> Shaper | None:
     return hold("response_format", wish.type, rules, target)
 
 
-def calls(rules: str, target: Target) -> Shaper:
+def calls(rules: str, target: Target) -> GrammarShaper:
     """A shaper for answers that call tools, from a Lark grammar.
 
     Raises:
@@ -63,7 +65,7 @@ def calls(rules: str, target: Target) -> Shaper:
     return hold("tools", "given", LLMatcher.grammar_from_lark(rules), target)
 
 
-def hold(name: str, found: str, rules: str, target: Target) -> Shaper:
+def hold(name: str, found: str, rules: str, target: Target) -> GrammarShaper:
     """A shaper that holds answers to llguidance's rules.
 
     Args:
@@ -73,26 +75,27 @@ def hold(name: str, found: str, rules: str, target: Target) -> Shaper:
         target: with a tokenizer of the fast kind.
 
     Raises:
-        SettingError: the rules cannot be read, or the model has no end token.
+        SettingError: the rules cannot be read or compiled, no answer can follow them, or the model
+            has no end token.
     """
-    if not target.spec.eos_ids:
+    spec = target.spec
+    if not spec.eos_ids:
         raise SettingError(name, found, "none: this model has no end token")
-    tokenizer = _tokenizer(target.tokenizer.inner, target.spec.vocab_size, target.spec.eos_ids)
-    matcher = LLMatcher(tokenizer, rules)
-    if matcher.is_error():
-        raise SettingError(name, found, f"a form that can be read ({_reason(matcher)})")
-    return GrammarShaper(matcher, target.spec.vocab_size, target.spec.eos_ids)
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """Why a parser gave up, without the state it was in."""
-    return " ".join(matcher.get_error().partition("<state>")[0].split())[:300]
+    words, trial = _compiler(target.tokenizer.inner, spec.vocab_size, spec.eos_ids)
+    if (fault := trial.fault(rules)) is not None:
+        raise SettingError(name, found, f"a form that can be read ({fault})")
+    return GrammarShaper(LLMatcher(words, rules, log_level=0), spec.vocab_size, spec.eos_ids)
 
 
 @lru_cache(maxsize=4)
-def _tokenizer(inner: Any, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
-    """Reading a vocabulary takes about a second, so it is done once."""
-    return from_tokenizer(inner, n_vocab=vocab_size, eos_token=list(eos_ids))
+def _compiler(inner: Any, vocab_size: int, eos_ids: tuple[int, ...]) -> tuple[LLTokenizer, Trial]:
+    """What compiles rules for a tokenizer; reading a vocabulary takes about a second."""
+    backend = copy(inner.backend_tokenizer)
+    backend.no_padding()
+    backend.no_truncation()
+    text = backend.to_str()
+    words = LLTokenizer(text, n_vocab=vocab_size, eos_token=list(eos_ids))
+    return words, Trial(text, vocab_size, eos_ids, COMPILE_SECONDS)
 
 
 class GrammarShaper:
@@ -109,9 +112,14 @@ class GrammarShaper:
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._matcher, self._eos = matcher, torch.tensor(list(eos_ids))
+        self._vocab_size = vocab_size
         self._bits = allocate_token_bitmask(1, vocab_size)  # [1, V/32] int32
         self._num_read = -1  # tokens of the row that the parser has seen; the prompt is not parsed
         self.lost: set[int] = set()
+
+    def fresh(self) -> Self:
+        """Another one for another request, without compiling again; this one has read nothing."""
+        return type(self)(self._matcher.deep_copy(), self._vocab_size, self._eos.tolist())
 
     def __call__(self, logits: Tensor, tree: DraftTree, tokens: Sequence[int]) -> Tensor:
         """Mask each node's row; a node that breaks the form keeps its own, it is never reached.
@@ -126,9 +134,8 @@ class GrammarShaper:
         shaped = logits.clone()
         self._mask(self._matcher, 0, shaped, children(tree), tree.tokens.tolist())
         if self._matcher.is_error():
-            reason = _reason(self._matcher)
             raise FormError(
-                f"the answer cannot be held to its form any further ({reason})",
+                f"the answer cannot be held to its form any further ({reason(self._matcher)})",
                 "simplify the schema or the expression",
             )
         return shaped

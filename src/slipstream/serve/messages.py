@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 Text = Annotated[str, Field(max_length=4_000_000)]
 FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 MOST_LEVELS = 100  # of lists and objects in each other
+MOST_FIELDS = 200  # of an object that has fields of known names
 
 
 def sound(value: Any) -> Any:
@@ -49,6 +59,8 @@ class Strict(BaseModel):
     def _without_nulls(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        if len(value) > MOST_FIELDS:  # before each unknown one is told of
+            raise ValueError(f"an object of {len(value)} fields")
         return {key: one for key, one in value.items() if one is not None or key == "content"}
 
 
@@ -59,7 +71,10 @@ class TextPart(Strict):
     text: Text
 
 
-Content = Text | list[TextPart]
+Content = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag("parts")],
+    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
+]
 
 
 class _Turn(Strict):
@@ -73,10 +88,15 @@ class _Turn(Strict):
 
 
 class Said(_Turn):
-    """A turn of the user, or instructions."""
+    """A turn of the user, or instructions, which OpenAI's newer clients call the developer's."""
 
-    role: Literal["system", "user"]
+    role: Literal["system", "developer", "user"]
     content: Content
+
+    def plain(self) -> dict[str, Any]:
+        """Role and text, under the names that templates know."""
+        role = "system" if self.role == "developer" else self.role
+        return super().plain() | {"role": role}
 
 
 class CalledFunction(Strict):
@@ -118,7 +138,9 @@ class Answered(_Turn):
     role: Literal["assistant"]
     content: Content | None = None
     refusal: None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1, max_length=128)] | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(min_length=1, max_length=128, fail_fast=True)] | None
+    ) = None
 
     def plain(self) -> dict[str, Any]:
         """Role, text and calls."""

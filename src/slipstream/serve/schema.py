@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+)
 
 from slipstream.engine.shaping import Penalties
 from slipstream.serve.messages import (
@@ -21,8 +28,51 @@ from slipstream.serve.messages import (
 )
 
 StopString = Annotated[str, Field(min_length=1, max_length=256)]
-Id = Annotated[int, Field(ge=0, lt=2**31)]
+Id = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+IdKey = Annotated[int, Field(ge=0, lt=2**31)]  # keys of JSON objects are texts
+Ids = Annotated[
+    list[Id], Field(fail_fast=True)
+]  # a long list that is wrong throughout is told of once
 LARGEST_SEED = 2**63
+MOST_BIASED = 4096
+MOST_ANSWERS = 64  # of one HTTP request
+
+
+def _kind_of_prompt(value: Any) -> str:
+    """Which of the four it is meant to be, by its first element: only that one is tried."""
+    if not isinstance(value, list):
+        return "text"
+    first = value[0] if value else 0
+    return {list: "lists", str: "texts"}.get(type(first), "ids")
+
+
+def _kind_of_stop(value: Any) -> str:
+    return "texts" if isinstance(value, list) else "text"
+
+
+def _few(value: Any) -> Any:
+    if isinstance(value, dict) and len(value) > MOST_BIASED:
+        raise ValueError(f"{len(value)} tokens, at most {MOST_BIASED} can be biased")
+    return value
+
+
+Bias = Annotated[
+    dict[IdKey, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MOST_BIASED),
+    BeforeValidator(_few),  # before thousands of wrong ones are told of one by one
+]
+Prompt = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[Ids, Tag("ids")]
+    | Annotated[list[Text], Field(max_length=MOST_ANSWERS, fail_fast=True), Tag("texts")]
+    | Annotated[list[Ids], Field(max_length=MOST_ANSWERS, fail_fast=True), Tag("lists")],
+    Discriminator(_kind_of_prompt),
+]
+Stop = Annotated[
+    Annotated[StopString, Tag("text")]
+    | Annotated[list[StopString], Field(max_length=16, fail_fast=True), Tag("texts")],
+    Discriminator(_kind_of_stop),
+]
 
 
 class StreamOptions(Strict):
@@ -82,12 +132,10 @@ class Asked(Strict):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    logit_bias: dict[Id, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        None, max_length=4096
-    )
+    logit_bias: Bias | None = None
     seed: int | None = Field(None, ge=-LARGEST_SEED, lt=LARGEST_SEED)
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
-    stop_token_ids: list[Id] = Field([], max_length=64)
+    stop: Stop | None = None
+    stop_token_ids: Ids = Field([], max_length=64)
     n: int = Field(1, ge=1, le=16)
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -104,6 +152,12 @@ class Asked(Strict):
         if value and not info.data.get("stream"):
             raise ValueError("it goes with stream")
         return value
+
+    @property
+    def has_form(self) -> bool:
+        """True when the answer may have to be held to a form, whose rules take time to compile."""
+        tools = getattr(self, "tools", None)
+        return bool(tools) or self.response_format not in (None, TextFormat(type="text"))
 
     def stops(self) -> list[str | int]:
         """Stop strings and ids, as the engine takes them."""
@@ -124,13 +178,13 @@ class Asked(Strict):
 class ChatAsked(Asked):
     """The body of `/v1/chat/completions`."""
 
-    messages: list[Message] = Field(min_length=1, max_length=4096)
+    messages: list[Message] = Field(min_length=1, max_length=4096, fail_fast=True)
     max_tokens: int | None = Field(None, ge=1, lt=2**31)
     max_completion_tokens: int | None = Field(None, ge=1, lt=2**31)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     mark_drafted: bool = Field(False, description="tell of each token whether it was drafted")
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -155,6 +209,11 @@ class ChatAsked(Asked):
         if isinstance(value, NamedTool) and value.function.name not in names:
             raise ValueError(f"no tool is called {value.function.name}")
         return value
+
+    @property
+    def num_answers(self) -> int:
+        """Choices."""
+        return self.n
 
     @property
     def callable(self) -> list[Function]:
@@ -189,7 +248,7 @@ class ChatAsked(Asked):
 class CompletionAsked(Asked):
     """The body of `/v1/completions`."""
 
-    prompt: Text | list[Id] | list[Text] | list[list[Id]]
+    prompt: Prompt
     max_tokens: int = Field(16, ge=1, lt=2**31)
     logprobs: int | None = Field(None, ge=0, le=20)
 
@@ -202,6 +261,11 @@ class CompletionAsked(Asked):
     def num_top(self) -> int | None:
         """Likeliest tokens to tell; None without log-probabilities."""
         return self.logprobs
+
+    @property
+    def num_answers(self) -> int:
+        """Choices of all prompts together."""
+        return self.n * len(self.prompts())
 
     def prompts(self) -> list[str | list[int]]:
         """One or many, as a list."""
