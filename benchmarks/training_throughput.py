@@ -33,7 +33,7 @@ from slipstream.bench.results import check_output, dumps, write_whole  # noqa: E
 from slipstream.cli.main import exit_status  # noqa: E402
 from slipstream.data.extract import plan_texts  # noqa: E402
 from slipstream.data.online import OnlineStore  # noqa: E402
-from slipstream.formats import eagle3  # noqa: E402
+from slipstream.formats.layouts import EAGLE3  # noqa: E402
 from slipstream.models.readout import Readout  # noqa: E402
 from slipstream.parity.convert import convert  # noqa: E402
 from slipstream.target.embedded import cache_root  # noqa: E402
@@ -118,7 +118,7 @@ def prepare(
     folder = assemble.locate(asked.drafter, "eagle3", asked.model)
     target = load_target(asked.model, threads=asked.threads)
     readout = Readout(target.embedding().float(), target.head().float())
-    taps = eagle3.read(folder, target_layers=target.spec.num_layers).model.config.taps
+    taps = EAGLE3.read(folder, target_layers=target.spec.num_layers).model.config.taps
     planned = plan_texts(asked.data, target.tokenizer, max_length=asked.max_length, limit=256)
     store = OnlineStore(target, readout, planned, name=asked.model, taps=taps)
     config = TrainConfig(max_length=asked.max_length)

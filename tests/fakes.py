@@ -400,7 +400,7 @@ def random_eagle3(target: object, *, seed: int = 0, size: int = 61, **shape: obj
         **shape: tree, budget, depth, topk.
     """
     from slipstream.drafters.eagle import EagleDrafter
-    from slipstream.formats.eagle3 import Eagle3Checkpoint
+    from slipstream.formats.checkpoint import Eagle3Checkpoint
     from slipstream.models.eagle3 import Eagle3, Eagle3Config
     from slipstream.models.vocabulary import DraftVocabulary
 
@@ -428,7 +428,7 @@ def random_peagle(
         **shape: tree, budget, depth, topk, children.
     """
     from slipstream.drafters.peagle import PEagleDrafter
-    from slipstream.formats.peagle import PEagleCheckpoint
+    from slipstream.formats.checkpoint import PEagleCheckpoint
     from slipstream.models.peagle import PEagle, PEagleConfig
     from slipstream.models.vocabulary import DraftVocabulary
 
@@ -478,7 +478,7 @@ def random_dflash(
         **shape: tree, budget, depth, topk, width, children.
     """
     from slipstream.drafters.dflash import DFlashDrafter, PathDrafter
-    from slipstream.formats.dflash import DFlashCheckpoint
+    from slipstream.formats.checkpoint import DFlashCheckpoint
     from slipstream.models.dflash import DFlash, DFlashConfig
     from slipstream.models.vocabulary import DraftVocabulary
 
@@ -522,7 +522,7 @@ def random_language(
         **shape: tree, budget, depth, topk, children.
     """
     from slipstream.drafters.chain import ChainDrafter
-    from slipstream.formats.language import LanguageCheckpoint
+    from slipstream.formats.checkpoint import LanguageCheckpoint
     from slipstream.models.language import Language, LanguageConfig
 
     sizes = target.draft_shape()
@@ -547,7 +547,7 @@ def random_medusa(
         **shape: tree, budget, depth, topk.
     """
     from slipstream.drafters.medusa import MedusaDrafter
-    from slipstream.formats.medusa import MedusaCheckpoint
+    from slipstream.formats.checkpoint import MedusaCheckpoint
     from slipstream.models.medusa import Medusa, MedusaConfig
 
     rows, hidden = target.head().shape
@@ -567,7 +567,7 @@ def random_eagle(target: object, *, seed: int = 0, size: int = 61, **shape: obje
         **shape: tree, budget, depth, topk, children.
     """
     from slipstream.drafters.eagle import FeatureEagleDrafter
-    from slipstream.formats.eagle import EagleCheckpoint
+    from slipstream.formats.checkpoint import EagleCheckpoint
     from slipstream.models.eagle import Eagle, EagleConfig
 
     sizes = target.draft_shape()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.formats import dflash, eagle, eagle3, language, medusa, peagle
 from slipstream.formats.checkpoint import (
     DFlashCheckpoint,
     Eagle3Checkpoint,
@@ -13,6 +12,7 @@ from slipstream.formats.checkpoint import (
     MedusaCheckpoint,
     PEagleCheckpoint,
 )
+from slipstream.formats.layouts import DFLASH, EAGLE, EAGLE3, LANGUAGE, MEDUSA, PEAGLE
 from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.eagle import Eagle, EagleConfig
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
@@ -37,28 +37,28 @@ def random(model):
 
 def an_eagle3(**changes):
     config = Eagle3Config(D, 64, 6, 2, 16, V, U, TAPS, D, 1e-5, 5e5, **changes)
-    return eagle3, Eagle3Checkpoint(random(Eagle3(config)), vocabulary())
+    return EAGLE3, Eagle3Checkpoint(random(Eagle3(config)), vocabulary())
 
 
 def a_peagle(**changes):
     own = {"has_embedding": True, "num_layers": 2, "mask_token": 96}
     config = PEagleConfig(D, 64, 6, 2, 16, V, U, TAPS, D, 1e-5, 5e5, **own | changes)
-    return peagle, PEagleCheckpoint(random(PEagle(config)), vocabulary())
+    return PEAGLE, PEagleCheckpoint(random(PEagle(config)), vocabulary())
 
 
 def an_eagle(**changes):
     model = random(Eagle(EagleConfig(D, 64, 6, 2, 16, V, U, **changes)))
-    return eagle, EagleCheckpoint(model, vocabulary())
+    return EAGLE, EagleCheckpoint(model, vocabulary())
 
 
 def heads(*, borrows=True):
     model = random(Medusa(MedusaConfig(D, 3, 2, V, U, borrows)))
-    return medusa, MedusaCheckpoint(model, vocabulary())
+    return MEDUSA, MedusaCheckpoint(model, vocabulary())
 
 
 def a_dflash(**changes):
     config = DFlashConfig(D, 64, 6, 2, 16, 2, V, U, (1, 3, 5), D, 5, 96, **changes)
-    return dflash, DFlashCheckpoint(random(DFlash(config)), vocabulary())
+    return DFLASH, DFlashCheckpoint(random(DFlash(config)), vocabulary())
 
 
 def a_dspark():
@@ -67,7 +67,7 @@ def a_dspark():
 
 def a_language(**changes):
     config = LanguageConfig(D, 64, 2, 6, 2, 16, V, U, 1e-5, 5e5, **changes)
-    return language, LanguageCheckpoint(random(Language(config)), vocabulary())
+    return LANGUAGE, LanguageCheckpoint(random(Language(config)), vocabulary())
 
 
 def stored(made, folder, **options):

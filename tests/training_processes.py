@@ -20,9 +20,8 @@ from pathlib import Path
 import torch
 
 from slipstream.data.store import Sample, Store, StoreIndex, StoreWriter
-from slipstream.formats import dflash, eagle3
-from slipstream.formats.dflash import DFlashCheckpoint
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats.checkpoint import DFlashCheckpoint, Eagle3Checkpoint
+from slipstream.formats.layouts import DFLASH, EAGLE3
 from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.readout import Readout
@@ -97,7 +96,7 @@ def make(store: Store, readout: Readout, method: str) -> tuple[object, object, o
         model = Eagle3(Eagle3Config(D, 16, 4, 2, 6, V, U, (0, 1, 2), D))
         initialise(model, vocabulary, readout, layer=None, final_norm=None, generator=generator)
         objective = TrainingTimeTest(vocabulary, num_unrolled=2)
-        return eagle3, Eagle3Checkpoint(model, vocabulary), objective
+        return EAGLE3, Eagle3Checkpoint(model, vocabulary), objective
     network = DFlash(DFlashConfig(D, 16, 4, 2, 6, 1, V, U, (0, 1, 2), D, 4, V - 1))
     with torch.no_grad():
         for parameter in network.parameters():
@@ -105,7 +104,7 @@ def make(store: Store, readout: Readout, method: str) -> tuple[object, object, o
                 parameter.normal_(0, 0.3, generator=generator)
     checkpoint = DFlashCheckpoint(network, vocabulary)
     settings = DSparkSettings(only_path=True, path_rank=6, density=4.0)
-    return dflash, checkpoint, path_objective(checkpoint, settings)
+    return DFLASH, checkpoint, path_objective(checkpoint, settings)
 
 
 def kill(store: Store, folder: Path) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from training_step import stepper
 
 from slipstream.data.batches import Batch
-from slipstream.formats import eagle3
+from slipstream.formats.layouts import EAGLE3
 from slipstream.models.readout import Readout
 from slipstream.train.config import TrainConfig
 from slipstream.train.objectives.ttt import TrainingTimeTest
@@ -23,7 +23,7 @@ def make(job: dict[str, Any]) -> Answer:
     given = torch.load(job["data"])
     batches = [Batch(**tensors) for tensors in given["batches"]]
     readout = Readout(given["embedding"], given["head"])
-    checkpoint = eagle3.read(job["drafter"])
+    checkpoint = EAGLE3.read(job["drafter"])
     model = checkpoint.model.float().train()
     objective = TrainingTimeTest(checkpoint.vocabulary, num_unrolled=job["unrolled"])
     optimizers = make_optimizers(model, TrainConfig(learning_rate=job["learning_rate"]))

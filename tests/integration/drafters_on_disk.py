@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from slipstream.formats import eagle3
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats.checkpoint import Eagle3Checkpoint
+from slipstream.formats.layouts import EAGLE3
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.vocabulary import DraftVocabulary
 
@@ -20,5 +20,5 @@ def write_drafter(folder, *, vocab_size=NUM_IDS, hidden_size=48):
         hidden_size, 64, 6, 2, 16, vocab_size, 200, (1, 2, 3), hidden_size, 1e-5, 1e4
     )
     checkpoint = Eagle3Checkpoint(Eagle3(config), DraftVocabulary(ids, vocab_size))
-    eagle3.write(checkpoint, folder, dtype=torch.float32)
+    EAGLE3.write(checkpoint, folder, dtype=torch.float32)
     return str(folder)

@@ -10,7 +10,7 @@ from drafters_on_disk import NUM_IDS
 
 from chats import PLAIN, byte_tokenizer
 from fakes import tiny_model
-from slipstream.formats import eagle3
+from slipstream.formats.layouts import EAGLE3
 
 PROMPTS = ["ab", "the cat", "1+1=", "zzz", "hello there", "naïve 你好", "x y z", "0123"]
 
@@ -185,7 +185,7 @@ def test_a_given_drafter_decides_vocabulary_and_weights(
     given = [*given[: given.index("--draft-vocab-size")], *given[given.index("--dtype") :]]
     assert slipstream(*given)[0] == 0
     before, after = (
-        eagle3.read(folder).vocabulary for folder in (drafter, tmp_path / "run" / "drafter")
+        EAGLE3.read(folder).vocabulary for folder in (drafter, tmp_path / "run" / "drafter")
     )
     assert before.target_ids.tolist() == after.target_ids.tolist()
 
@@ -365,7 +365,7 @@ def test_adapters_are_trained_resumed_and_written_plain(
             *more,
         )
         assert code == 0, err
-    old, new = (eagle3.read(f).model.state_dict() for f in (drafter, run / "drafter"))
+    old, new = (EAGLE3.read(f).model.state_dict() for f in (drafter, run / "drafter"))
     assert old.keys() == new.keys() and bool((new["fc.weight"] != old["fc.weight"]).any())
     assert (run / "milestones" / "step-00000006" / "model.safetensors").is_file()
 

@@ -32,7 +32,7 @@ from made import (
 )
 from slipstream.drafters.chain import is_whole_model
 from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError, UnknownNameError
-from slipstream.formats import detect, language
+from slipstream.formats import detect
 from slipstream.formats.checkpoint import Files, facts_of
 from slipstream.formats.dialects import ALL
 from slipstream.models.eagle3 import Eagle3
@@ -351,7 +351,7 @@ def test_a_draft_language_model_is_a_model_for_others_and_small_for_us(tmp_path)
         ours = network.logits(states)[0]
     assert (said[:, known] - ours).abs().max() < 1e-4
     assert checkpoint.vocabulary.mask()[said.argmax(-1)].all()
-    assert language.is_ours(out) and not is_whole_model(out)
+    assert detect.is_own_language_model(out) and not is_whole_model(out)
     answers = [
         slipstream.load(target, "chain", drafter=place).generate(PROMPTS[0], max_new_tokens=12)
         for place in (folder, out)

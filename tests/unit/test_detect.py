@@ -22,10 +22,9 @@ from published import (
     write,
 )
 from slipstream.errors import CheckpointError
-from slipstream.formats import detect, medusa
-from slipstream.formats import dflash as blocks
-from slipstream.formats import eagle3 as layout
+from slipstream.formats import detect
 from slipstream.formats.checkpoint import TargetFacts
+from slipstream.formats.layouts import DFLASH, EAGLE3, MEDUSA
 from slipstream.train import recipes
 
 REDUCED = LLAMA | {"draft_vocab_size": 40, "architectures": ["LlamaForCausalLMEagle3"]}
@@ -38,7 +37,7 @@ VLLM, SGLANG = "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
 def test_a_pickle_is_read_as_tensors_only_and_a_conversion_offered(tmp_path):
     folder = write(tmp_path / "old", REDUCED, eagle3(), "pytorch_model.bin")
     with pytest.warns(UserWarning, match="slipstream convert --from"):
-        layout.read(folder, target_layers=8)
+        EAGLE3.read(folder, target_layers=8)
 
 
 def test_a_pickle_of_something_else_is_refused(tmp_path):
@@ -52,7 +51,7 @@ def test_a_pickle_of_something_else_is_refused(tmp_path):
 def test_shards_are_read_together(tmp_path):
     tensors = eagle3()
     folder = write(tmp_path / "one", REDUCED, tensors)
-    expected = layout.read(folder, target_layers=8)
+    expected = EAGLE3.read(folder, target_layers=8)
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
     parts = {"a.safetensors": names[:5], "b.safetensors": names[5:]}
@@ -60,12 +59,12 @@ def test_shards_are_read_together(tmp_path):
         save_file({n: tensors[n].contiguous() for n in held}, folder / part)
     index = {"weight_map": {n: part for part, held in parts.items() for n in held}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = layout.read(folder, target_layers=8)
+    read = EAGLE3.read(folder, target_layers=8)
     for name, tensor in expected.model.state_dict().items():
         assert torch.equal(read.model.state_dict()[name], tensor)
     (folder / "b.safetensors").unlink()
     with pytest.raises(CheckpointError, match="truncated or damaged"):
-        layout.read(folder)
+        EAGLE3.read(folder)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_relatives_are_refused_by_name(config, tensors, says, tmp_path):
 )  # fmt: skip
 def test_the_targets_layers_are_found_where_engines_look(name, prefix, config, taps, tmp_path):
     folder = write(tmp_path / "made", REDUCED | {"architectures": [name]} | config, eagle3(prefix))
-    assert layout.read(folder, target_layers=8).model.config.taps == taps
+    assert EAGLE3.read(folder, target_layers=8).model.config.taps == taps
 
 
 @pytest.mark.parametrize("name", ["eagle/eagle3", "angelslim/eagle3", "speculators/eagle3"])
@@ -145,22 +144,22 @@ def test_taps_that_only_the_target_knows_are_not_guessed(name, tmp_path):
 )
 def test_a_block_says_which_token_its_slots_mean(said, is_shifted, tmp_path):
     folder = write(tmp_path / "made", BLOCKS | {"dflash_config": IDS | said}, dflash())
-    assert blocks.read(folder, target_layers=8).model.config.is_shifted is is_shifted
+    assert DFLASH.read(folder, target_layers=8).model.config.is_shifted is is_shifted
     config = {key: value for key, value in said.items() if key != "shift_label"}
     if config:  # engines also look above the block
         folder = write(tmp_path / "above", BLOCKS | config | {"dflash_config": IDS}, dflash())
-        assert blocks.read(folder, target_layers=8).model.config.is_shifted is is_shifted
+        assert DFLASH.read(folder, target_layers=8).model.config.is_shifted is is_shifted
 
 
 def test_layers_are_counted_in_the_weights(tmp_path):
     """A published EAGLE-3 says 40, its target's, and stores one."""
     folder = write(tmp_path / "made", REDUCED | {"num_hidden_layers": 40}, eagle3())
-    assert layout.read(folder, target_layers=8).model.config.taps == (2, 4, 5)
+    assert EAGLE3.read(folder, target_layers=8).model.config.taps == (2, 4, 5)
 
 
 def test_draft_ids_are_counted_in_the_head(tmp_path):
     folder = write(tmp_path / "made", REDUCED | {"draft_vocab_size": None}, eagle3())
-    read = layout.read(folder, target_layers=8)
+    read = EAGLE3.read(folder, target_layers=8)
     assert read.model.config.draft_vocab_size == len(read.vocabulary) == 40
 
 
@@ -176,7 +175,7 @@ def test_a_head_that_is_not_stored_is_the_targets(is_reduced, tmp_path):
     assert torch.equal(read.model.lm_head.weight, head[read.vocabulary.target_ids])
     assert read.vocabulary.is_full is not is_reduced
     with pytest.raises(CheckpointError, match="reads the target's, which was not given"):
-        layout.read(folder, target_layers=8)
+        EAGLE3.read(folder, target_layers=8)
     with pytest.raises(CheckpointError, match=r"needs the target's as \[97, 48\]"):
         detect.detect(folder).load(TargetFacts("tiny", 8, None, torch.randn(V, 64)))
 
@@ -190,7 +189,7 @@ def test_vllms_old_nested_config_is_unwrapped(tmp_path):
 def test_another_methods_drafter_is_told(tmp_path):
     folder = write(tmp_path / "made", REDUCED, eagle3())
     with pytest.raises(CheckpointError, match=r"holds an EAGLE-3 .*no Medusa") as caught:
-        medusa.read(folder)
+        MEDUSA.read(folder)
     assert "--method eagle3" in caught.value.hint
 
 
@@ -198,15 +197,15 @@ def test_a_published_folder_drafts_at_once(tmp_path):
     """A foreign folder needs no conversion: layouts read every dialect."""
     embedding, head = torch.randn(V, D), torch.randn(V, D)
     folder = write(tmp_path / "sgl", *publish("specforge/eagle3", embedding, head))
-    assert layout.read(folder, target_layers=8).model.config.taps == (2, 4, 6)
+    assert EAGLE3.read(folder, target_layers=8).model.config.taps == (2, 4, 6)
     folder = write(tmp_path / "vllm", *publish("vllm/eagle3", embedding, head))
-    assert layout.read(folder, target_layers=8).model.config.taps == (1, 2, 4, 5, 6)
+    assert EAGLE3.read(folder, target_layers=8).model.config.taps == (1, 2, 4, 5, 6)
 
 
 def test_a_path_table_is_drafted_with_but_not_trained(tmp_path):
     embedding, head = torch.randn(V, D), torch.randn(V, D)
     folder = write(tmp_path / "made", *publish("deepspec/dspark", embedding, head))
-    read = blocks.read(folder, target_layers=8)
+    read = DFLASH.read(folder, target_layers=8)
     recipe = recipes.get("dspark")
     with pytest.raises(CheckpointError, match="neither trained nor examined"):
         recipe.objective(read, recipe.settings())

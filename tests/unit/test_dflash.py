@@ -12,8 +12,8 @@ from slipstream.drafters.dflash import DFlashDrafter, PathDrafter
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import CheckpointError, DrafterMismatchError, SettingError
-from slipstream.formats import dflash as files
-from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.formats.checkpoint import DFlashCheckpoint
+from slipstream.formats.layouts import DFLASH
 from slipstream.models.dflash import DFlash, DFlashConfig, choose_mask_token, default_taps
 from slipstream.sampling import Sampler
 from slipstream.types import DraftTree, Sampling, Verdict
@@ -290,8 +290,8 @@ def test_the_mask_token_never_occurs_in_text():
 @pytest.mark.parametrize("options", [{}, {"is_shifted": True}, {"size": 97}, {"path_rank": 8}])
 def test_what_is_written_is_read(tmp_path, options):
     made = random_dflash(tiny_target(), **options).checkpoint
-    files.write(made, tmp_path / "a", dtype=torch.float32, card={"step": 1})
-    read = files.read(tmp_path / "a", target_layers=4)
+    DFLASH.write(made, tmp_path / "a", dtype=torch.float32, card={"step": 1})
+    read = DFLASH.read(tmp_path / "a", target_layers=4)
     assert read.model.config == made.model.config
     assert torch.equal(read.vocabulary.target_ids, made.vocabulary.target_ids)
     for name, tensor in made.model.state_dict().items():
@@ -328,7 +328,7 @@ def z_lab(folder, **changes):
 def test_a_foreign_checkpoint_is_read_and_drafts(tmp_path):
     tensors = z_lab(tmp_path / "z")
     assert len(tensors) == 11 * 2 + 3
-    read = files.read(tmp_path / "z", target_layers=4)
+    read = DFLASH.read(tmp_path / "z", target_layers=4)
     config = read.model.config
     assert config.taps == (1, 2, 3) and config.width == 6 and config.mask_token == 96
     assert config.rope_theta == 1e6 and not config.is_shifted and read.vocabulary.is_full
@@ -342,12 +342,12 @@ def test_a_foreign_checkpoint_is_read_and_drafts(tmp_path):
 
 def test_what_we_write_has_their_layer_ids(tmp_path):
     made = random_dflash(tiny_target(), size=97).checkpoint
-    files.write(made, tmp_path / "a")
+    DFLASH.write(made, tmp_path / "a")
     config = json.loads((tmp_path / "a" / "config.json").read_text())
     assert config["dflash_config"]["target_layer_ids"] == [t - 1 for t in made.model.config.taps]
     del config["slipstream"]
     (tmp_path / "a" / "config.json").write_text(json.dumps(config))
-    assert files.read(tmp_path / "a").model.config.taps == made.model.config.taps
+    assert DFLASH.read(tmp_path / "a").model.config.taps == made.model.config.taps
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_what_we_write_has_their_layer_ids(tmp_path):
 def test_a_broken_checkpoint_is_named(tmp_path, changes, message):
     z_lab(tmp_path / "z", **changes)
     with pytest.raises(CheckpointError, match=message):
-        files.read(tmp_path / "z", target_layers=4)
+        DFLASH.read(tmp_path / "z", target_layers=4)
 
 
 def test_another_targets_drafter_is_refused(tmp_path):
@@ -383,7 +383,7 @@ def test_another_checkpoint_is_no_dflash(tmp_path):
     z_lab(tmp_path / "z")
     save_file({"fc.weight": torch.zeros(1)}, tmp_path / "z" / "model.safetensors")
     with pytest.raises(CheckpointError, match="no DFlash drafter"):
-        files.read(tmp_path / "z")
+        DFLASH.read(tmp_path / "z")
 
 
 def test_random_weights_never_change_the_answer():

@@ -7,7 +7,7 @@ import torch
 
 from slipstream.data.batches import Batch, collate
 from slipstream.data.store import Sample
-from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.formats.checkpoint import DFlashCheckpoint
 from slipstream.models.dflash import DFlash, DFlashConfig
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary

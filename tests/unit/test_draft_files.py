@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fakes import tiny_target
 from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError
-from slipstream.formats import language, medusa
-from slipstream.formats.language import LanguageCheckpoint
-from slipstream.formats.medusa import MedusaCheckpoint
+from slipstream.formats.checkpoint import LanguageCheckpoint, MedusaCheckpoint
+from slipstream.formats.detect import is_own_language_model
+from slipstream.formats.layouts import LANGUAGE, MEDUSA
 from slipstream.models.language import Language, LanguageConfig
 from slipstream.models.medusa import Medusa, MedusaConfig
 from slipstream.models.vocabulary import DraftVocabulary
@@ -37,7 +38,7 @@ def own_heads():
     return MedusaCheckpoint(Medusa(MedusaConfig(D, 2, 1, V, V, False)), DraftVocabulary.full(V))
 
 
-MADE = [(language, a_language), (medusa, borrowing_heads), (medusa, own_heads)]
+MADE = [(LANGUAGE, a_language), (MEDUSA, borrowing_heads), (MEDUSA, own_heads)]
 
 
 @pytest.fixture(params=MADE, ids=lambda pair: pair[1].__name__)
@@ -107,7 +108,7 @@ def test_a_wrong_folder_is_refused_with_the_reason(stored, spoil, says):
 
 @pytest.mark.parametrize("make", [a_language, borrowing_heads])
 def test_a_reduced_vocabulary_needs_its_map(make, tmp_path):
-    layout = language if make is a_language else medusa
+    layout = LANGUAGE if make is a_language else MEDUSA
     layout.write(make(), tmp_path / "drafter")
     edit_tensors(tmp_path / "drafter", lambda t: (t.pop("d2t"), t.pop("t2d")))
     with pytest.raises(CheckpointError, match="no d2t map"):
@@ -118,23 +119,23 @@ def test_a_reduced_vocabulary_needs_its_map(make, tmp_path):
     ("changes", "says"),
     [
         ({"vocab_size": 98}, "vocabulary 97.*has 98"),
-        ({"hidden_size": 64}, "hidden size 48.*has 64"),
+        ({"hidden_size": 96}, "hidden size 48.*has 96"),
     ],
 )
 def test_another_target_is_refused(stored, changes, says):
     layout, made, _ = stored
-    facts = {"vocab_size": V, "hidden_size": D, "num_layers": 4, "name": "tiny"} | changes
+    layout.check_target(made, tiny_target())
     with pytest.raises(DrafterMismatchError, match=says):
-        layout.check_target(made.model.config, **facts)
+        layout.check_target(made, tiny_target(**changes))
 
 
 def test_only_our_own_language_models_are_ours(tmp_path):
-    language.write(a_language(), tmp_path / "ours")
-    assert language.is_ours(tmp_path / "ours")
+    LANGUAGE.write(a_language(), tmp_path / "ours")
+    assert is_own_language_model(tmp_path / "ours")
     (tmp_path / "other").mkdir()
-    assert not language.is_ours(tmp_path / "other")
+    assert not is_own_language_model(tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text('{"model_type": "llama"}')
-    assert not language.is_ours(tmp_path / "other")
+    assert not is_own_language_model(tmp_path / "other")
 
 
 def official(folder, tensors, *, suffix=".pt"):
@@ -160,7 +161,7 @@ def official_tensors(num_heads, *, own=True):
 def test_official_heads_are_counted_not_believed(tmp_path):
     """Published configs say 2 heads, the weights hold 5."""
     tensors = official_tensors(5)
-    read = medusa.read(official(tmp_path / "medusa", tensors))
+    read = MEDUSA.read(official(tmp_path / "medusa", tensors))
     assert read.model.config == MedusaConfig(D, 5, 1, V, V, False)
     assert read.vocabulary.is_full and read.vocabulary.target_size == V
     hidden = torch.randn(D)
@@ -172,17 +173,17 @@ def test_official_heads_are_counted_not_believed(tmp_path):
 
 def test_official_blocks_alone_borrow_the_targets_head(tmp_path):
     folder = official(tmp_path / "v2", official_tensors(3, own=False), suffix=".safetensors")
-    read = medusa.read(folder)
+    read = MEDUSA.read(folder)
     assert read.model.config == MedusaConfig(D, 3, 1, None, None, True)
     assert read.vocabulary is None
     with pytest.raises(CheckpointError, match="do not say how many ids"):
-        medusa.write(read, tmp_path / "again")
+        MEDUSA.write(read, tmp_path / "again")
 
 
 def test_official_heads_survive_our_layout(tmp_path):
-    read = medusa.read(official(tmp_path / "medusa", official_tensors(2)))
-    medusa.write(read, tmp_path / "ours", dtype=torch.float32)
-    again = medusa.read(tmp_path / "ours").model.state_dict()
+    read = MEDUSA.read(official(tmp_path / "medusa", official_tensors(2)))
+    MEDUSA.write(read, tmp_path / "ours", dtype=torch.float32)
+    again = MEDUSA.read(tmp_path / "ours").model.state_dict()
     assert all(torch.equal(t, again[name]) for name, t in read.model.state_dict().items())
 
 
@@ -203,5 +204,5 @@ class Planted:
 )
 def test_wrong_official_files_are_refused_and_no_code_runs(tmp_path, content, says, capsys):
     with pytest.raises(CheckpointError, match=says):
-        medusa.read(official(tmp_path / "medusa", content))
+        MEDUSA.read(official(tmp_path / "medusa", content))
     assert "ran" not in capsys.readouterr().out

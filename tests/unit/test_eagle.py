@@ -8,7 +8,7 @@ from fakes import growth
 from slipstream.data.batches import collate
 from slipstream.data.store import Sample
 from slipstream.drafters.eagle import EagleDrafter
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats.checkpoint import Eagle3Checkpoint
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary

@@ -12,8 +12,8 @@ import slipstream
 from fakes import tiny_target
 from made import D, L, U, V, random, stored, vocabulary
 from slipstream.errors import DrafterMismatchError
-from slipstream.formats import eagle3
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats.checkpoint import Eagle3Checkpoint
+from slipstream.formats.layouts import EAGLE3
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.parity.convert import convert
 
@@ -31,11 +31,11 @@ def folder(tmp_path):
     torch.manual_seed(0)
     config = Eagle3Config(NARROW, 64, 4, 2, 16, V, U, (2, 4, 5), D, has_embedding=True)
     made = Eagle3Checkpoint(random(Eagle3(config)), vocabulary())
-    return stored((eagle3, made), tmp_path / "ours")
+    return stored((EAGLE3, made), tmp_path / "ours")
 
 
 def test_the_embedding_is_kept(folder):
-    read, own = eagle3.read(folder), load_file(folder / "model.safetensors")["embed_tokens.weight"]
+    read, own = EAGLE3.read(folder), load_file(folder / "model.safetensors")["embed_tokens.weight"]
     assert read.model.config.has_embedding and own.shape == (V, NARROW)
     assert torch.equal(read.model.embed_tokens.weight, own)
 

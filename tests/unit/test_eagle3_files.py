@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fakes import tiny_target
 from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError
-from slipstream.formats import eagle3
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats.checkpoint import Eagle3Checkpoint
+from slipstream.formats.layouts import EAGLE3
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.vocabulary import DraftVocabulary
 
@@ -24,7 +25,7 @@ def made():
 
 @pytest.fixture
 def folder(made, tmp_path):
-    eagle3.write(made, tmp_path / "drafter", card={"method": "eagle3"}, dtype=torch.float32)
+    EAGLE3.write(made, tmp_path / "drafter", card={"method": "eagle3"}, dtype=torch.float32)
     return tmp_path / "drafter"
 
 
@@ -41,12 +42,12 @@ def edit_tensors(folder, change):
 
 
 def test_round_trip_is_the_identity(made, folder, tmp_path):
-    again = eagle3.read(folder)
+    again = EAGLE3.read(folder)
     assert again.model.config == made.model.config
     assert torch.equal(again.vocabulary.target_ids, made.vocabulary.target_ids)
     for name, tensor in made.model.state_dict().items():
         assert torch.equal(tensor, again.model.state_dict()[name]), name
-    eagle3.write(again, tmp_path / "second", dtype=torch.float32)
+    EAGLE3.write(again, tmp_path / "second", dtype=torch.float32)
     first, second = (load_file(f / "model.safetensors") for f in (folder, tmp_path / "second"))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[k], second[k]) for k in first)
@@ -78,21 +79,21 @@ def test_other_spellings_are_read(made, folder):
     edit_tensors(folder, respell)
     rope = {"rope_theta": 5e5, "rope_type": "default"}
     edit_config(folder, rope_theta=None, rope_parameters=rope)
-    again = eagle3.read(folder)
+    again = EAGLE3.read(folder)
     assert again.model.config == made.model.config
     assert torch.equal(again.model.frequencies, made.model.frequencies)
 
 
 def test_official_files_without_taps_get_the_papers(folder):
     edit_config(folder, slipstream=None, eagle_config=None)
-    assert eagle3.read(folder, target_layers=30).model.config.taps == (2, 15, 27)
+    assert EAGLE3.read(folder, target_layers=30).model.config.taps == (2, 15, 27)
 
 
 def test_full_vocabulary_needs_no_map(tmp_path):
     model = Eagle3(Eagle3Config(D, 64, 6, 2, 16, V, V, (1, 2, 3), D))
-    eagle3.write(Eagle3Checkpoint(model, DraftVocabulary.full(V)), tmp_path / "full")
+    EAGLE3.write(Eagle3Checkpoint(model, DraftVocabulary.full(V)), tmp_path / "full")
     assert "d2t" not in load_file(tmp_path / "full" / "model.safetensors")
-    assert eagle3.read(tmp_path / "full").vocabulary.is_full
+    assert EAGLE3.read(tmp_path / "full").vocabulary.is_full
 
 
 def test_the_first_ids_are_a_map_where_t2d_says_so(tmp_path):
@@ -132,38 +133,38 @@ def test_the_first_ids_are_a_map_where_t2d_says_so(tmp_path):
 def test_a_wrong_folder_is_refused_with_the_reason(folder, spoil, says):
     spoil(folder)
     with pytest.raises(CheckpointError, match=says):
-        eagle3.read(folder)
+        EAGLE3.read(folder)
 
 
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="does not exist"):
-        eagle3.read(tmp_path / "nowhere")
+        EAGLE3.read(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"vocab_size": 98}, "vocabulary 97.*has 98"),
-        ({"hidden_size": 64}, "hidden size 48.*has 64"),
-        ({"num_layers": 2}, "reads layer 3.*has 2"),
+        ({"hidden_size": 96}, "hidden size 48.*has 96"),
+        ({"num_hidden_layers": 2}, "reads layer 3.*has 2"),
     ],
 )
 def test_another_target_is_refused(made, changes, says):
-    facts = {"vocab_size": V, "hidden_size": D, "num_layers": 4, "name": "tiny"} | changes
+    EAGLE3.check_target(made, tiny_target())
     with pytest.raises(DrafterMismatchError, match=says):
-        eagle3.check_target(made.model.config, **facts)
+        EAGLE3.check_target(made, tiny_target(**changes))
 
 
 def test_an_existing_folder_is_kept(made, folder):
     before = (folder / "model.safetensors").read_bytes()
     with pytest.raises(OutputError, match="exists"):
-        eagle3.write(made, folder)
+        EAGLE3.write(made, folder)
     assert (folder / "model.safetensors").read_bytes() == before
-    eagle3.write(made, folder, overwrite=True)
+    EAGLE3.write(made, folder, overwrite=True)
     assert sorted(p.name for p in folder.parent.iterdir()) == ["drafter"]
 
 
 def test_an_unwritable_place_leaves_nothing(made, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
-        eagle3.write(made, tmp_path / "file" / "drafter")
+        EAGLE3.write(made, tmp_path / "file" / "drafter")

@@ -9,7 +9,7 @@ from pairs import D, U, V, batch_of, network, sample
 from slipstream.data.batches import Batch
 from slipstream.data.store import Sample
 from slipstream.drafters.eagle import FeatureEagleDrafter
-from slipstream.formats.eagle import EagleCheckpoint
+from slipstream.formats.checkpoint import EagleCheckpoint
 from slipstream.sampling import Sampler
 from slipstream.target.protocol import TargetSpec
 from slipstream.train.objectives.feature import FeatureRegression, noisy

@@ -10,8 +10,8 @@ from chats import PLAIN, byte_tokenizer
 from fakes import tiny_model
 from slipstream import assemble
 from slipstream.data.batches import collate
-from slipstream.formats import eagle3
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats.checkpoint import Eagle3Checkpoint
+from slipstream.formats.layouts import EAGLE3
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.readout import Readout
 from slipstream.models.vocabulary import DraftVocabulary
@@ -74,7 +74,7 @@ def trained(target, *, is_raw=False, on_prompt=False, steps=90):
 def healthy(target, tmp_path_factory):
     folder = tmp_path_factory.mktemp("drafter") / "eagle3"
     card = {"config": {"num_unrolled": 3}, "template": target.tokenizer.fingerprint}
-    eagle3.write(trained(target), folder, card=card, dtype=torch.float32)
+    EAGLE3.write(trained(target), folder, card=card, dtype=torch.float32)
     return folder
 
 
@@ -180,12 +180,12 @@ def test_another_template_and_thinking_mode(target, folder):
 
 
 def test_trained_without_the_template(target, tmp_path):
-    eagle3.write(trained(target, is_raw=True), tmp_path / "raw", dtype=torch.float32)
+    EAGLE3.write(trained(target, is_raw=True), tmp_path / "raw", dtype=torch.float32)
     assert "without the chat template" in failures(target, tmp_path / "raw")["template"]
 
 
 def test_trained_on_the_users_words(target, tmp_path):
-    eagle3.write(trained(target, on_prompt=True), tmp_path / "mask", dtype=torch.float32)
+    EAGLE3.write(trained(target, on_prompt=True), tmp_path / "mask", dtype=torch.float32)
     assert "wrong side" in failures(target, tmp_path / "mask")["mask"]
 
 
@@ -193,17 +193,17 @@ def test_thinking_turned_over(target, tmp_path, monkeypatch):
     monkeypatch.setattr(target.tokenizer.inner, "chat_template", THINKS)
     monkeypatch.setattr(target.tokenizer, "template_mode", {"enable_thinking": False})
     checkpoint = trained(target)
-    eagle3.write(checkpoint, tmp_path / "off", dtype=torch.float32)
+    EAGLE3.write(checkpoint, tmp_path / "off", dtype=torch.float32)
     monkeypatch.setattr(target.tokenizer, "template_mode", {})
     found = failures(target, tmp_path / "off")
     assert "trained in the other mode" in found["thinking mode"]
     card = {"template_mode": {"enable_thinking": False}}
-    eagle3.write(checkpoint, tmp_path / "card", card=card, dtype=torch.float32)
+    EAGLE3.write(checkpoint, tmp_path / "card", card=card, dtype=torch.float32)
     assert "trained with thinking off" in failures(target, tmp_path / "card")["thinking mode"]
 
 
 def test_decoding_equals_teacher_forcing_at_the_same_positions(target, healthy):
-    checkpoint = eagle3.read(healthy)
+    checkpoint = EAGLE3.read(healthy)
     readout = Readout(target.embedding(), target.head())
     prompts = [target.tokenizer.encode_chat([{"role": "user", "content": q}]) for q in QUESTIONS]
     objective = TrainingTimeTest(checkpoint.vocabulary, num_unrolled=3)

@@ -15,9 +15,9 @@ from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
 from slipstream.errors import CheckpointError, DrafterMismatchError
 from slipstream.formats import detect
-from slipstream.formats import peagle as layout
 from slipstream.formats.checkpoint import TargetFacts
 from slipstream.formats.dialects import ALL
+from slipstream.formats.layouts import EAGLE3, PEAGLE
 from slipstream.formats.model_card import model_card
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.peagle import PEagle
@@ -259,7 +259,7 @@ def test_a_broken_checkpoint_is_named(config, tensors, says, tmp_path):
     kept = {name: t for name, t in (peagle() | tensors).items() if t is not None}
     folder = write(tmp_path / "made", CONFIG | config, kept)
     with pytest.raises(CheckpointError, match=says):
-        layout.read(folder, target_layers=L)
+        PEAGLE.read(folder, target_layers=L)
 
 
 def test_files_without_speculators_schema_are_known_by_their_mask_hidden(tmp_path):
@@ -269,20 +269,20 @@ def test_files_without_speculators_schema_are_known_by_their_mask_hidden(tmp_pat
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}
     del config["ptd_token_id"]
     folder = write(tmp_path / "made", config | {"pard_token": 11}, tensors)
-    read = layout.read(folder).model
+    read = PEAGLE.read(folder).model
     assert (read.config.taps, read.config.mask_token) == ((1, 3, 7), 11)
     assert (read.config.num_layers, read.mask_hidden.shape) == (3, (1, 1, 3 * D))
     unsaid = write(tmp_path / "unsaid", config, tensors)
     with pytest.raises(CheckpointError, match="no mask_token_id"):
-        layout.read(unsaid)
+        PEAGLE.read(unsaid)
     with pytest.raises(CheckpointError, match=r"holds a P-EAGLE drafter.*no EAGLE-3"):
-        slipstream.formats.eagle3.read(folder)
+        EAGLE3.read(folder)
 
 
 def test_eagle3s_files_are_no_peagles(tmp_path):
     folder = write(tmp_path / "made", CONFIG, eagle3("layers.0."))
     with pytest.raises(CheckpointError, match="missing tensors"):
-        layout.read(folder)
+        PEAGLE.read(folder)
 
 
 def test_an_embedding_that_is_not_stored_is_the_targets(tmp_path):
@@ -297,7 +297,7 @@ def test_an_embedding_that_is_not_stored_is_the_targets(tmp_path):
         engine = slipstream.load(target, "peagle", drafter=folder)
         trees.append([s.tree for s in engine.generate(PROMPT, max_new_tokens=9, trace=True).steps])
     assert all(same(one, two) for one, two in zip(*trees, strict=True))
-    assert not layout.read(part).model.config.has_embedding
+    assert not PEAGLE.read(part).model.config.has_embedding
 
 
 def test_another_targets_drafter_is_refused(tmp_path):
@@ -313,7 +313,7 @@ def test_another_targets_drafter_is_refused(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"attention_bias": True, "output_bias": True}])
 def test_what_is_written_is_read(tmp_path, options):
     _, made = a_peagle(norm_each_tap=True, **options)
-    read = layout.read(stored((layout, made), tmp_path / "a"))
+    read = PEAGLE.read(stored((PEAGLE, made), tmp_path / "a"))
     assert read.model.config == made.model.config
     for name, tensor in made.model.state_dict().items():
         assert torch.equal(read.model.state_dict()[name], tensor), name

@@ -15,7 +15,8 @@ from made import D, L, a_dflash, an_eagle, an_eagle3, stored
 from published import LLAMA, write
 from published import eagle3 as tensors
 from slipstream.errors import CheckpointError
-from slipstream.formats import detect, eagle3
+from slipstream.formats import detect
+from slipstream.formats.layouts import EAGLE3
 from slipstream.models.blocks import attention_factor, inverse_frequencies, rotate
 from slipstream.parity.convert import convert
 
@@ -76,10 +77,10 @@ def test_both_spellings_are_read_the_same_to_the_last_bit(name, is_new, tmp_path
         if is_new
         else {"rope_theta": 5e5, "rope_scaling": scaling}
     )
-    read = eagle3.read(write(tmp_path / "made", REDUCED | said, tensors()), target_layers=8)
+    read = EAGLE3.read(write(tmp_path / "made", REDUCED | said, tensors()), target_layers=8)
     assert torch.equal(read.model.frequencies, inverse_frequencies(16, 5e5, scaling))
-    eagle3.write(read, tmp_path / "again")
-    again = eagle3.read(tmp_path / "again")
+    EAGLE3.write(read, tmp_path / "again")
+    again = EAGLE3.read(tmp_path / "again")
     assert torch.equal(again.model.frequencies, read.model.frequencies)
     assert again.model.config.rope_scaling == read.model.config.rope_scaling
 
@@ -91,7 +92,7 @@ def test_a_scaling_travels(to, name, tmp_path):
     target = tiny_target(num_hidden_layers=L)
     folder = stored(an_eagle3(rope_scaling=SCALINGS[name]), tmp_path / "ours")
     convert(folder, to, target, tmp_path / "out", prompts=[list(range(3, 33))])
-    before, after = (eagle3.read(tmp_path / at, target_layers=L) for at in ("ours", "out"))
+    before, after = (EAGLE3.read(tmp_path / at, target_layers=L) for at in ("ours", "out"))
     assert torch.equal(before.model.frequencies, after.model.frequencies)
     assert attention_factor(after.model.config.rope_scaling) == attention_factor(SCALINGS[name])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -148,6 +149,6 @@ def test_the_original_length_may_stand_elsewhere(tmp_path):
     for name, more, length in (("top", {"original_max_position_embeddings": 128}, 128),
                                ("none", {}, 512)):  # fmt: skip
         folder = write(tmp_path / name, REDUCED | more | {"rope_scaling": short}, tensors())
-        read = eagle3.read(folder, target_layers=8).model.config
+        read = EAGLE3.read(folder, target_layers=8).model.config
         expected = replace(read, rope_scaling=short | {"original_max_position_embeddings": length})
         assert read == expected

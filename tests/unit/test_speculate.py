@@ -8,8 +8,8 @@ import torch
 import slipstream
 from fakes import tiny_model, tiny_target
 from slipstream.errors import SettingError
-from slipstream.formats import eagle3
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats.checkpoint import Eagle3Checkpoint
+from slipstream.formats.layouts import EAGLE3
 from slipstream.models.eagle3 import Eagle3, Eagle3Config
 from slipstream.models.vocabulary import DraftVocabulary
 
@@ -26,7 +26,7 @@ def model():
 def drafter(tmp_path):
     shape = tiny_target().draft_shape()
     made = Eagle3(Eagle3Config(**shape, draft_vocab_size=97, taps=(1, 2, 3))).eval()
-    eagle3.write(Eagle3Checkpoint(made, DraftVocabulary.full(97)), tmp_path / "drafter")
+    EAGLE3.write(Eagle3Checkpoint(made, DraftVocabulary.full(97)), tmp_path / "drafter")
     return tmp_path / "drafter"
 
 

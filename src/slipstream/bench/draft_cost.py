@@ -24,7 +24,7 @@ from slipstream.drafters.dflash import DFlashDrafter
 from slipstream.drafters.eagle import EagleDrafter, PairNetwork
 from slipstream.drafters.protocol import Drafter
 from slipstream.drafters.rollout import Rollout
-from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.formats.checkpoint import DFlashCheckpoint
 from slipstream.models import dflash, eagle3
 from slipstream.models.blocks import Attend
 from slipstream.models.dflash import DFlash, DFlashConfig

@@ -116,14 +116,14 @@ def _drafter(name: str, method: str | None, model: str) -> tuple[Path, str]:
 
 def _method_of(folder: Path) -> str:
     """Whose network a folder holds; EAGLE-3's where that does not show, so that reading it says."""
-    from slipstream.formats import detect, language
+    from slipstream.formats import detect
 
     try:
         config = loads((folder / "config.json").read_text(encoding="utf-8"))
         stored = (config.get("slipstream") or {}).get("method")
     except (OSError, ValueError, AttributeError):
         stored = None
-    if stored or language.is_ours(folder):
+    if stored or detect.is_own_language_model(folder):
         return stored or "chain"
     try:
         return detect.detect(folder).dialect.method

@@ -111,10 +111,12 @@ def hand_over(
 
 def _is_whole(setup: o.Setup) -> bool:
     """Whether a model of its own drafts, not a small network of ours, which is exported as one."""
-    from slipstream.formats.language import is_ours
+    from slipstream.formats.detect import is_own_language_model
 
     name = setup.drafter
-    return not (name is None or name.startswith("zoo:") or is_ours(Path(name).expanduser()))
+    if name is None or name.startswith("zoo:"):
+        return False
+    return not is_own_language_model(Path(name).expanduser())
 
 
 def _whole_model(setup: o.Setup, engine: str, output: Path | None) -> str:

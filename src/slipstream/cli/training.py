@@ -249,15 +249,9 @@ class Run:
 
     def _start_from(self, folder: Path) -> Checkpoint:
         """A given drafter, if it was made for this target."""
-        spec = self.target.spec
-        checkpoint = self.recipe.layout.read(folder, target_layers=spec.num_layers)
-        self.recipe.layout.check_target(
-            checkpoint.model.config,
-            vocab_size=self.readout.embedding.shape[0],
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            name=spec.name,
-        )
+        layers = self.target.spec.num_layers
+        checkpoint = self.recipe.layout.read(folder, target_layers=layers)
+        self.recipe.layout.check_target(checkpoint, self.target)
         if getattr(checkpoint.model.config, "has_embedding", False):
             raise SettingError(
                 "drafter", folder, "one that reads the target's embedding: training does",

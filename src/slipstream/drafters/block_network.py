@@ -10,7 +10,7 @@ from slipstream.cache import SlotCache
 from slipstream.drafters.attention import CachedAttention
 from slipstream.drafters.compiled import angles_of, can_compile, rows_of, sizes_of, stack_layer
 from slipstream.drafters.products import frozen_copy, product, replace_linears
-from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.formats.checkpoint import DFlashCheckpoint
 from slipstream.models.blocks import turn
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.target.protocol import Target, TargetSpec

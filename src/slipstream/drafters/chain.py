@@ -27,8 +27,8 @@ from slipstream.drafters.products import frozen_copy, narrow
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
 from slipstream.errors import DrafterMismatchError
-from slipstream.formats import language
-from slipstream.formats.language import LanguageCheckpoint
+from slipstream.formats import detect, layouts
+from slipstream.formats.checkpoint import LanguageCheckpoint
 from slipstream.models.language import Language
 from slipstream.target.packed import can_pack, pack_linears
 from slipstream.target.protocol import Target
@@ -78,7 +78,7 @@ class ChainDrafter:
                 str(folder), dtype=spec.dtype, device=spec.device, threads=threads, token=token
             )
             return cls.from_target(draft, target, growth)
-        checkpoint = language.read(Path(folder))
+        checkpoint = layouts.LANGUAGE.read(folder)
         narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth)
 
@@ -98,13 +98,7 @@ class ChainDrafter:
     def from_model(cls, checkpoint: LanguageCheckpoint, target: Target, growth: Growth) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         embedding, spec = target.embedding(), target.spec
-        language.check_target(
-            checkpoint.model.config,
-            vocab_size=embedding.shape[0],
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            name=spec.name,
-        )
+        layouts.LANGUAGE.check_target(checkpoint, target)
         kind = growth.kind(vocab_size=len(checkpoint.vocabulary))
         network: TokenNetwork | CompiledNetwork
         if can_compile(spec, checkpoint.model.config):
@@ -147,7 +141,9 @@ class ChainDrafter:
 def is_whole_model(folder: Path | str) -> bool:
     """True for what is not a folder of our own small models but may be a model of its own."""
     path = Path(folder)
-    return not path.is_dir() or ((path / "config.json").is_file() and not language.is_ours(path))
+    return not path.is_dir() or (
+        (path / "config.json").is_file() and not detect.is_own_language_model(path)
+    )
 
 
 def check_same_tokens(draft: Target, target: Target) -> None:

@@ -28,9 +28,8 @@ from slipstream.drafters.one_pass import ROOM, OnePassDrafter
 from slipstream.drafters.products import narrow
 from slipstream.drafters.protocol import Row
 from slipstream.errors import CheckpointError, SettingError
-from slipstream.formats import dflash
-from slipstream.formats.checkpoint import facts_of
-from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import DFlashCheckpoint, facts_of
 from slipstream.target.protocol import Target
 from slipstream.trees.kinds import Growth
 
@@ -87,7 +86,7 @@ class DFlashDrafter(OnePassDrafter):
             DrafterMismatchError: it was made for another target.
             SettingError: a block wider than the trained one, or the tree is unknown.
         """
-        checkpoint = dflash.read(Path(folder), target=facts_of(target))
+        checkpoint = layouts.DFLASH.read(folder, target=facts_of(target))
         narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth, width=width)
 
@@ -101,14 +100,8 @@ class DFlashDrafter(OnePassDrafter):
         width: int | None = None,
     ) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
-        config, spec = checkpoint.model.config, target.spec
-        dflash.check_target(
-            config,
-            vocab_size=target.embedding().shape[0],
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            name=spec.name,
-        )
+        config = checkpoint.model.config
+        layouts.DFLASH.check_target(checkpoint, target)
         least = config.width_for(1)
         width = config.width if width is None else width
         if not least <= width <= config.width:

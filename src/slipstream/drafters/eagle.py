@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,10 +31,9 @@ from slipstream.drafters.pending import Pending
 from slipstream.drafters.products import frozen_copy, narrow
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import Entries, Rollout
-from slipstream.formats import eagle, eagle3
-from slipstream.formats.checkpoint import facts_of
-from slipstream.formats.eagle import EagleCheckpoint
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import Eagle3Checkpoint, EagleCheckpoint, facts_of
+from slipstream.formats.layouts import Layout
 from slipstream.target.packed import PackedLinear, can_pack, pack_linears
 from slipstream.target.protocol import Target
 from slipstream.trees.kinds import Growth
@@ -52,7 +50,7 @@ class EagleDrafter:
     """
 
     name = "eagle3"
-    layout: ClassVar[ModuleType] = eagle3
+    layout: ClassVar[Layout[Any]] = layouts.EAGLE3
 
     def __init__(
         self, network: PairNetwork | CompiledNetwork, rollout: Rollout, taps: tuple[int, ...]
@@ -77,7 +75,7 @@ class EagleDrafter:
             DrafterMismatchError: it was made for another target.
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
-        checkpoint = cls.layout.read(Path(folder), target=facts_of(target))
+        checkpoint = cls.layout.read(folder, target=facts_of(target))
         narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth)
 
@@ -88,13 +86,7 @@ class EagleDrafter:
         """Fit a network in memory to a target; see `from_checkpoint`."""
         embedding, spec = target.embedding(), target.spec
         own = getattr(checkpoint.model, "embed_tokens", None)
-        cls.layout.check_target(
-            checkpoint.model.config,
-            vocab_size=embedding.shape[0],
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            name=spec.name,
-        )
+        cls.layout.check_target(checkpoint, target)
         if own is not None:
             embedding = own.weight.detach().to(spec.device, spec.dtype)
         kind = growth.kind(vocab_size=len(checkpoint.vocabulary))
@@ -167,7 +159,7 @@ class FeatureEagleDrafter(EagleDrafter):
     """
 
     name = "eagle"
-    layout = eagle
+    layout = layouts.EAGLE
 
     @staticmethod
     def _borrowed_head(checkpoint: Any, target: Target) -> Tensor:

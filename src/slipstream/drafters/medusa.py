@@ -19,9 +19,8 @@ from torch import Tensor
 from slipstream.drafters.candidates import pick
 from slipstream.drafters.products import frozen_copy, narrow, product, replace_linears
 from slipstream.drafters.protocol import Row
-from slipstream.formats import medusa
-from slipstream.formats.checkpoint import facts_of
-from slipstream.formats.medusa import MedusaCheckpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import MedusaCheckpoint, facts_of
 from slipstream.target.protocol import Target
 from slipstream.trees import choices
 from slipstream.trees.kinds import Growth, MakeBuilder
@@ -71,7 +70,7 @@ class MedusaDrafter:
             DrafterMismatchError: the heads were made for another target.
             SettingError: topk is larger than the draft vocabulary, or the tree is unknown.
         """
-        checkpoint = medusa.read(Path(folder), target=facts_of(target))
+        checkpoint = layouts.MEDUSA.read(folder, target=facts_of(target))
         narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth)
 
@@ -79,13 +78,7 @@ class MedusaDrafter:
     def from_model(cls, checkpoint: MedusaCheckpoint, target: Target, growth: Growth) -> Self:
         """Fit heads in memory to a target; see `from_checkpoint`."""
         spec, vocabulary = target.spec, checkpoint.vocabulary
-        medusa.check_target(
-            checkpoint.model.config,
-            vocab_size=target.head().shape[0],
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            name=spec.name,
-        )
+        layouts.MEDUSA.check_target(checkpoint, target)
         size = target.head().shape[0] if vocabulary is None else len(vocabulary)
         kind = growth.kind(vocab_size=size, shape=choices.MEDUSA)
         ids = None if vocabulary is None else vocabulary.target_ids.to(spec.device)

@@ -30,9 +30,8 @@ from slipstream.drafters.one_pass import ROOM, OnePassDrafter
 from slipstream.drafters.products import narrow
 from slipstream.drafters.protocol import Row
 from slipstream.drafters.rollout import CHUNK, TOGETHER
-from slipstream.formats import peagle
-from slipstream.formats.checkpoint import facts_of
-from slipstream.formats.peagle import PEagleCheckpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import PEagleCheckpoint, facts_of
 from slipstream.models.peagle import PEagle
 from slipstream.target.protocol import Target
 from slipstream.trees.kinds import Growth
@@ -86,21 +85,14 @@ class PEagleDrafter(OnePassDrafter):
             DrafterMismatchError: it was made for another target.
             SettingError: the tree is unknown.
         """
-        checkpoint = peagle.read(Path(folder), target=facts_of(target))
+        checkpoint = layouts.PEAGLE.read(folder, target=facts_of(target))
         narrow(checkpoint.model, target.spec.dtype)
         return cls.from_model(checkpoint, target, growth)
 
     @classmethod
     def from_model(cls, checkpoint: PEagleCheckpoint, target: Target, growth: Growth) -> Self:
         """Fit a network in memory to a target; see `from_checkpoint`."""
-        spec = target.spec
-        peagle.check_target(
-            checkpoint.model.config,
-            vocab_size=target.embedding().shape[0],
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            name=spec.name,
-        )
+        layouts.PEAGLE.check_target(checkpoint, target)
         return cls(checkpoint, target, growth)
 
     def close(self, row: Row) -> None:

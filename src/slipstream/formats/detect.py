@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from slipstream.formats.checkpoint import (
 )
 from slipstream.formats.dialect import Dialect
 from slipstream.formats.dialects import ALL
+from slipstream.formats.dialects.slipstream import LANGUAGE_TYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,18 @@ def read(place: Path, methods: tuple[str, ...], *, target: TargetFacts | None = 
             f"give it to --method {found.dialect.method}",
         )
     return found.load(target)
+
+
+def is_own_language_model(place: Path) -> bool:
+    """True for a small network of ours, also as a whole model, judged by its config alone."""
+    try:
+        config = json.loads((Path(place) / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(config, dict):
+        return False
+    own = config.get("slipstream") or {}
+    return config.get("model_type") == LANGUAGE_TYPE or own.get("method") == "chain"
 
 
 def method_of(checkpoint: Checkpoint) -> str:

@@ -1,6 +1,6 @@
 """What every draft checkpoint on disk has in common: a config, tensors, a card, written whole.
 
-A layout (one file each beside this one) says which keys and tensors a folder holds; here are the
+A dialect (one file each in `dialects`) says which keys and tensors a folder holds; here are the
 ways in which any folder can be wrong, told the same way for all of them.
 """
 
@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,9 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from slipstream.errors import CheckpointError, DrafterMismatchError, OutputError
-from slipstream.formats.checkpoint import Files, TargetFacts
-from slipstream.formats.dialect import Dialect
+from slipstream.errors import CheckpointError, OutputError
+from slipstream.formats.checkpoint import Files
 from slipstream.models.vocabulary import DraftVocabulary
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -254,38 +253,6 @@ def prepared(folder: Path, *, overwrite: bool = False) -> Iterator[Path]:
             place.replace(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-
-
-def write_own(
-    dialect: Dialect,
-    checkpoint: Any,
-    folder: Path,
-    card: Mapping[str, Any] | None,
-    overwrite: bool,
-    dtype: torch.dtype,
-) -> None:
-    """Write a checkpoint in a dialect that needs nothing of its target; see `write`."""
-    made = dialect.dump(checkpoint, TargetFacts("", 0), dtype)
-    write(folder, made.tensors, made.config, weights=made.weights, card=card, overwrite=overwrite)
-
-
-def check_facts(facts: Iterable[tuple[str, object, object]], *, name: str, method: str) -> None:
-    """Refuse a drafter made for another target.
-
-    Args:
-        facts: (what, the drafter's, the target's).
-        name: the target's name.
-        method: for the hint.
-
-    Raises:
-        DrafterMismatchError: one of them differs.
-    """
-    for what, ours, theirs in facts:
-        if ours != theirs:
-            raise DrafterMismatchError(
-                f"the drafter was made for a target with {what} {ours}, {name} has {theirs}",
-                f"train one with `slipstream train --method {method} --model {name} ...`",
-            )
 
 
 def first_line(error: Exception) -> str:

@@ -64,17 +64,11 @@ def examine(
         questions: user texts to let the target answer.
         num_tokens: tokens of an answer.
     """
-    recipe, spec = recipes.get(method), target.spec
+    recipe = recipes.get(method)
     readout = Readout(target.embedding().float().cpu(), target.head().float().cpu())
     try:
         checkpoint = recipe.layout.read(folder, target=facts_of(target))
-        recipe.layout.check_target(
-            checkpoint.model.config,
-            vocab_size=readout.embedding.shape[0],
-            hidden_size=spec.hidden_size,
-            num_layers=spec.num_layers,
-            name=spec.name,
-        )
+        recipe.layout.check_target(checkpoint, target)
     except (CheckpointError, DrafterMismatchError) as failure:
         return [_unreadable(failure)]
     broken = [n for n, t in checkpoint.model.state_dict().items() if not bool(t.isfinite().all())]

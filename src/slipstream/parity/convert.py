@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from slipstream.errors import CheckpointError
-from slipstream.formats import detect, folder
+from slipstream.formats import detect, folder, layouts
 from slipstream.formats.checkpoint import Checkpoint, Files, facts_of
 from slipstream.formats.model_card import model_card
 from slipstream.models.readout import Readout
@@ -83,7 +83,7 @@ def convert(
     found = detect.detect(source)
     facts = facts_of(target, target_name)
     before = found.load(facts)
-    _check_target(before, target)
+    layouts.of(before).check_target(before, target)
     method = detect.method_of(before)
     way = detect.dialect_for(dialect, method)
     dtype = _dtype_of(found.files)
@@ -113,28 +113,6 @@ def convert(
         notes,
         tuple(doubts(before, texts, readout)),
         names,
-    )
-
-
-def _check_target(checkpoint: Checkpoint, target: Any) -> None:
-    """Raises DrafterMismatchError for a drafter of another target."""
-    from slipstream.formats import dflash, eagle, eagle3, language, medusa, peagle
-
-    layouts = {
-        "eagle3": eagle3,
-        "peagle": peagle,
-        "eagle": eagle,
-        "dflash": dflash,
-        "dspark": dflash,
-        "medusa": medusa,
-        "chain": language,
-    }
-    layouts[detect.method_of(checkpoint)].check_target(
-        checkpoint.model.config,
-        vocab_size=target.embedding().shape[0],
-        hidden_size=target.spec.hidden_size,
-        num_layers=target.spec.num_layers,
-        name=target.spec.name,
     )
 
 

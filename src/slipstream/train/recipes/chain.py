@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from slipstream.formats import language
-from slipstream.formats.language import LanguageCheckpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import LanguageCheckpoint
 from slipstream.models.language import Language, LanguageConfig
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.objectives.distil import Distil
@@ -91,5 +91,5 @@ CHAIN = Recipe(
     taps=lambda settings, num_layers: (),
     make=make,
     objective=objective,
-    layout=language,
+    layout=layouts.LANGUAGE,
 )

@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 
 from slipstream.errors import CheckpointError
-from slipstream.formats import dflash
-from slipstream.formats.dflash import DFlashCheckpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import DFlashCheckpoint
 from slipstream.models.dflash import DFlash, DFlashConfig, choose_mask_token, default_taps
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.objectives.dflash import BlockDiffusion
@@ -169,7 +169,7 @@ DFLASH = Recipe(
     taps=choose_taps,
     make=make,
     objective=objective,
-    layout=dflash,
+    layout=layouts.DFLASH,
 )
 
 DSPARK = Recipe(
@@ -178,6 +178,6 @@ DSPARK = Recipe(
     taps=choose_taps,
     make=make_with_path,
     objective=path_objective,
-    layout=dflash,
+    layout=layouts.DFLASH,
 )
 """On a drafter to start from (`--drafter FOLDER`), whose path head it adds and trains."""

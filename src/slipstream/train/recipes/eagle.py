@@ -18,8 +18,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from slipstream.formats import eagle
-from slipstream.formats.eagle import EagleCheckpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import EagleCheckpoint
 from slipstream.models.eagle import Eagle, EagleConfig
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.objectives.feature import FeatureRegression
@@ -141,7 +141,7 @@ EAGLE = Recipe(
     taps=lambda settings, num_layers: (),  # features are the last hidden state, always stored
     make=make,
     objective=eagle_objective,
-    layout=eagle,
+    layout=layouts.EAGLE,
 )
 
 HASS = Recipe(
@@ -150,5 +150,5 @@ HASS = Recipe(
     taps=EAGLE.taps,
     make=make,
     objective=hass_objective,
-    layout=eagle,
+    layout=layouts.EAGLE,
 )

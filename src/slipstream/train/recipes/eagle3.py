@@ -9,8 +9,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from slipstream.formats import eagle3
-from slipstream.formats.eagle3 import Eagle3Checkpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import Eagle3Checkpoint
 from slipstream.models.eagle3 import Eagle3, Eagle3Config, default_taps
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.initial import initialise
@@ -89,5 +89,5 @@ EAGLE3 = Recipe(
     taps=choose_taps,
     make=make,
     objective=objective,
-    layout=eagle3,
+    layout=layouts.EAGLE3,
 )

@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from slipstream.formats import medusa
-from slipstream.formats.medusa import MedusaCheckpoint
+from slipstream.formats import layouts
+from slipstream.formats.checkpoint import MedusaCheckpoint
 from slipstream.models.medusa import Medusa, MedusaConfig
 from slipstream.models.vocabulary import DraftVocabulary
 from slipstream.train.objectives.medusa import MedusaHeads
@@ -71,5 +71,5 @@ MEDUSA = Recipe(
     taps=lambda settings, num_layers: (),
     make=make,
     objective=objective,
-    layout=medusa,
+    layout=layouts.MEDUSA,
 )

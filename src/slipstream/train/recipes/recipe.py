@@ -7,9 +7,9 @@ The loop, the data and the evaluations are the same for every method; a `Recipe`
     taps       which hidden states of the target its batches carry
     make       a fresh, initialised network for a target
     objective  what it is trained with
-    layout     the formats module that reads and writes it; a drafter is made of what was written,
-               by the catalogue's own `Drafter.from_checkpoint`, so that evaluations while training
-               decode with exactly the file that is served
+    layout     how it is read and written; a drafter is made of what was written, by the catalogue's
+               own `Drafter.from_checkpoint`, so that evaluations while training decode with exactly
+               the file that is served
 
 A checkpoint is whatever `make` and `layout.read` return: an object with the network as `model`
 (its `config.taps` are the taps it reads, where it reads any) and possibly a `vocabulary`.
@@ -21,13 +21,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from slipstream.formats.layouts import Layout
 from slipstream.models.readout import Readout
 from slipstream.train.objectives.protocol import Objective
 
@@ -77,28 +77,6 @@ class Checkpoint(Protocol):
     model: nn.Module
 
 
-class Layout(Protocol):
-    """A module of `slipstream.formats`: folders to checkpoints and back."""
-
-    def read(self, folder: Path, *, target_layers: int | None = None) -> Checkpoint:
-        """The checkpoint of a folder."""
-
-    def write(
-        self,
-        checkpoint: Any,
-        folder: Path,
-        *,
-        card: dict[str, Any] | None = None,
-        overwrite: bool = False,
-    ) -> None:
-        """Write the folder whole or not at all."""
-
-    def check_target(
-        self, config: Any, *, vocab_size: int, hidden_size: int, num_layers: int, name: str
-    ) -> None:
-        """Raises DrafterMismatchError when the network was made for another target."""
-
-
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a method is trained; see the module's text.
@@ -118,7 +96,7 @@ class Recipe:
     taps: Callable[[Any, int], tuple[int, ...]]
     make: Callable[[Material, Any], Any]
     objective: Callable[[Any, Any], Objective]
-    layout: Layout
+    layout: Layout[Any]
 
 
 def load(reference: str) -> object:
