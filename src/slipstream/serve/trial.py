@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import select
 import subprocess
 import sys
@@ -24,6 +25,8 @@ from typing import Any
 
 START_SECONDS = 60.0  # for the child to import and read the vocabulary
 MEMORY = 4 << 30  # bytes of address space
+ALONE = {"MALLOC_ARENA_MAX": "1", "RAYON_NUM_THREADS": "1"}
+"""For the child: on many cores, threads alone would reserve more address space than that."""
 CPU_SECONDS = 3600  # of one child in all, should nobody be left to kill it
 KNOWN = 256  # rules whose outcome is remembered
 
@@ -84,6 +87,7 @@ class Trial:
         child = subprocess.Popen(
             [sys.executable, "-m", "slipstream.serve.trial"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=os.environ | ALONE,
             start_new_session=True,  # an interrupt of the server is not its business
         )  # fmt: skip
         self._child = child
