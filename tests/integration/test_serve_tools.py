@@ -125,6 +125,50 @@ def test_what_is_no_call_of_a_given_tool_is_text(text: str) -> None:
     assert choice.message.tool_calls is None and choice.finish_reason == "stop"
 
 
+def spoken(client: openai.OpenAI, **options: object) -> tuple[str, list[tuple[str, dict]], str]:
+    """Words, calls and end of a streamed answer."""
+    words, calls, end = "", [], ""
+    for chunk in ask(client, stream=True, **options):
+        for choice in chunk.choices:
+            words += choice.delta.content or ""
+            calls += choice.delta.tool_calls or []
+            end = choice.finish_reason or end
+    return words, told(calls), end
+
+
+CLOCK_CALL = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+ROCKET_CALL = '<tool_call>{"name": "rocket", "arguments": {}}</tool_call>'
+
+
+def test_words_after_a_call_keep_their_blanks_in_a_stream() -> None:
+    with client_of(f"{CLOCK_CALL}\nI asked the  clock for you.") as client:
+        whole = ask(client).choices[0].message
+        words, calls, end = spoken(client)
+    assert whole.content == words == "I asked the  clock for you."
+    assert told(whole.tool_calls) == calls == [("clock", {})] and end == "tool_calls"
+
+
+@pytest.mark.parametrize("method", ["ngram", "none"])
+def test_only_the_one_call_ends_an_answer(method: str) -> None:
+    """A closing mark after what is no call does not, whoever drafts; what follows is not made."""
+    text = f"{ROCKET_CALL} is no tool, so: {CLOCK_CALL}"
+    options = {"parallel_tool_calls": False, "extra_body": {"method": method}}
+    with client_of(f"{text} and {CLOCK_CALL} once more") as client:
+        answer = ask(client, **options)
+        words, calls, end = spoken(client, **options)
+    choice = answer.choices[0]
+    assert choice.message.content == words == f"{ROCKET_CALL} is no tool, so: "
+    assert told(choice.message.tool_calls) == calls == [("clock", {})]
+    assert choice.finish_reason == end == "tool_calls"
+    assert answer.usage.completion_tokens == len(text), "a token per letter, and none behind it"
+
+
+def test_without_a_call_one_at_most_changes_nothing() -> None:
+    with client_of(ROCKET_CALL) as client:
+        choice = ask(client, parallel_tool_calls=False).choices[0]
+    assert choice.message.content == ROCKET_CALL and choice.finish_reason == "stop"
+
+
 def test_a_model_can_be_made_to_call(babbler: openai.OpenAI) -> None:
     """The babbler would say letters; grammar and drafts leave the same call."""
     free = ask(babbler, max_tokens=60).choices[0]
