@@ -113,6 +113,21 @@ def test_a_template_tells_its_dialect() -> None:
     assert dialect_of("{{ tools }}") is None
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>",
+        "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>",
+        "as a list within <tool_call></tool_call> XML tags:\n<tool_calls>[{...}]</tool_calls>",
+        "{{- '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}",
+    ],
+    ids=["qwen3-coder", "glm", "apriel", "newer-mistral"],
+)
+def test_calls_that_are_no_json_between_known_marks_are_no_dialect(template: str) -> None:
+    """Lines of those models' templates; a grammar would force words on them they never saw."""
+    assert dialect_of(template) is None
+
+
 @pytest.fixture(scope="module")
 def vocabulary() -> tuple:
     tokenizer = byte_tokenizer(PLAIN)

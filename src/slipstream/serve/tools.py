@@ -42,6 +42,9 @@ DIALECTS = (
     Dialect("[TOOL_CALLS]", "[TOOL_CALLS]", in_list=True),  # Mistral
     Dialect('"parameters": dictionary', arguments="parameters"),  # Llama 3
 )
+FOREIGN = ("<function=", "<arg_key>", "<tool_calls>", "[ARGS]")
+"""Pieces of templates that teach another way with the same marks: Qwen3-Coder and GLM write XML,
+Apriel and Hunyuan a list between marks of their own, newer Mistral the name before `[ARGS]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ def takes_tools(template: str) -> bool:
 
 def dialect_of(template: str) -> Dialect | None:
     """How a template teaches its model to call; None when it is no dialect we read."""
+    if any(piece in template for piece in FOREIGN):
+        return None
     return next((dialect for dialect in DIALECTS if dialect.sign in template), None)
 
 
