@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-from chats import TOOLS
+from chats import PLAIN, TOOLS
 from serving import running, tiny_engine
 
 ASKED = [{"role": "user", "content": "Weather in Rome?"}]
@@ -317,8 +317,6 @@ def send(client: openai.OpenAI, body: dict) -> tuple[int, dict]:
 
 
 def test_a_template_without_tools_says_so() -> None:
-    from chats import PLAIN
-
     result = {"role": "tool", "content": "x", "tool_call_id": "1"}
     with client_of(template=PLAIN) as client:
         with pytest.raises(openai.BadRequestError, match="chat template has no tools") as caught:
@@ -331,3 +329,54 @@ def test_a_template_without_tools_says_so() -> None:
         pytest.raises(openai.BadRequestError, match="how this model writes calls is not known"),
     ):
         ask(client)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    "shape", ["<tool_call>\\n<function=name>", "<tool_call>name\\n<arg_key>", "[TOOL_CALLS]x[ARGS]"]
+)
+def test_calls_that_are_no_json_are_not_forced_to_be(shape: str, choice: str) -> None:
+    template = "{% if tools %}{{ '" + shape + "' }}{% endif %}" + PLAIN
+    with (
+        client_of(template=template) as client,
+        pytest.raises(openai.BadRequestError, match="how this model writes calls is not known"),
+    ):
+        ask(client, tool_choice=choice)
+
+
+LISTS_PROPERTIES = (  # as templates do that write tools in words of their own
+    "{% for tool in tools or [] %}<tool_call>{% for key in tool.function.parameters.properties %}"
+    "{{ key.strip() }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("properties", [5, [7]])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_that_break_the_template_are_named(properties: object, choice: str) -> None:
+    """As a 400 with what the template said: the same messages without them are answered."""
+    function = {"name": "f", "parameters": {"properties": properties}}
+    tools = [{"type": "function", "function": function}]
+    with client_of("Hi.", template=LISTS_PROPERTIES + PLAIN) as client:
+        status, reply = send(client, {"messages": ASKED, "tools": tools, "tool_choice": choice})
+        assert send(client, {"messages": ASKED})[0] == 200
+    assert status == 400 and reply["error"]["param"] == "tools", reply
+    assert "refused by the model's chat template (" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("refuses", "words"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        ("{{ messages[1]['content'] }}", "UndefinedError"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    ],
+)
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_messages_that_break_the_template_are_named(
+    refuses: str, words: str, has_tools: bool
+) -> None:
+    with client_of(template=refuses + TOOLS) as client:
+        body = {"messages": ASKED} | ({"tools": [WEATHER]} if has_tools else {})
+        status, reply = send(client, body)
+    assert status == 400 and words in reply["error"]["message"], reply
+    assert reply["error"]["param"] == "messages"
