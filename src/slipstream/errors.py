@@ -32,6 +32,10 @@ class SettingError(SlipstreamError, ValueError):
         self.name = name
 
 
+class TemplateRefusalError(SettingError):
+    """A chat that the model's template cannot write; the name is what it refuses."""
+
+
 class UnknownNameError(SlipstreamError, KeyError):
     """A name that is in no catalogue; suggests neighbours and lists what is known."""
 

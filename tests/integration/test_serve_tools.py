@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-from chats import TOOLS
+from chats import PLAIN, TOOLS
 from serving import running, tiny_engine
 
 ASKED = [{"role": "user", "content": "Weather in Rome?"}]
@@ -123,6 +123,50 @@ def test_what_is_no_call_of_a_given_tool_is_text(text: str) -> None:
         streamed = "".join(c.choices[0].delta.content or "" for c in ask(client, stream=True))
     assert choice.message.content == text == streamed
     assert choice.message.tool_calls is None and choice.finish_reason == "stop"
+
+
+def spoken(client: openai.OpenAI, **options: object) -> tuple[str, list[tuple[str, dict]], str]:
+    """Words, calls and end of a streamed answer."""
+    words, calls, end = "", [], ""
+    for chunk in ask(client, stream=True, **options):
+        for choice in chunk.choices:
+            words += choice.delta.content or ""
+            calls += choice.delta.tool_calls or []
+            end = choice.finish_reason or end
+    return words, told(calls), end
+
+
+CLOCK_CALL = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+ROCKET_CALL = '<tool_call>{"name": "rocket", "arguments": {}}</tool_call>'
+
+
+def test_words_after_a_call_keep_their_blanks_in_a_stream() -> None:
+    with client_of(f"{CLOCK_CALL}\nI asked the  clock for you.") as client:
+        whole = ask(client).choices[0].message
+        words, calls, end = spoken(client)
+    assert whole.content == words == "I asked the  clock for you."
+    assert told(whole.tool_calls) == calls == [("clock", {})] and end == "tool_calls"
+
+
+@pytest.mark.parametrize("method", ["ngram", "none"])
+def test_only_the_one_call_ends_an_answer(method: str) -> None:
+    """A closing mark after what is no call does not, whoever drafts; what follows is not made."""
+    text = f"{ROCKET_CALL} is no tool, so: {CLOCK_CALL}"
+    options = {"parallel_tool_calls": False, "extra_body": {"method": method}}
+    with client_of(f"{text} and {CLOCK_CALL} once more") as client:
+        answer = ask(client, **options)
+        words, calls, end = spoken(client, **options)
+    choice = answer.choices[0]
+    assert choice.message.content == words == f"{ROCKET_CALL} is no tool, so: "
+    assert told(choice.message.tool_calls) == calls == [("clock", {})]
+    assert choice.finish_reason == end == "tool_calls"
+    assert answer.usage.completion_tokens == len(text), "a token per letter, and none behind it"
+
+
+def test_without_a_call_one_at_most_changes_nothing() -> None:
+    with client_of(ROCKET_CALL) as client:
+        choice = ask(client, parallel_tool_calls=False).choices[0]
+    assert choice.message.content == ROCKET_CALL and choice.finish_reason == "stop"
 
 
 def test_a_model_can_be_made_to_call(babbler: openai.OpenAI) -> None:
@@ -273,8 +317,6 @@ def send(client: openai.OpenAI, body: dict) -> tuple[int, dict]:
 
 
 def test_a_template_without_tools_says_so() -> None:
-    from chats import PLAIN
-
     result = {"role": "tool", "content": "x", "tool_call_id": "1"}
     with client_of(template=PLAIN) as client:
         with pytest.raises(openai.BadRequestError, match="chat template has no tools") as caught:
@@ -287,3 +329,54 @@ def test_a_template_without_tools_says_so() -> None:
         pytest.raises(openai.BadRequestError, match="how this model writes calls is not known"),
     ):
         ask(client)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(
+    "shape", ["<tool_call>\\n<function=name>", "<tool_call>name\\n<arg_key>", "[TOOL_CALLS]x[ARGS]"]
+)
+def test_calls_that_are_no_json_are_not_forced_to_be(shape: str, choice: str) -> None:
+    template = "{% if tools %}{{ '" + shape + "' }}{% endif %}" + PLAIN
+    with (
+        client_of(template=template) as client,
+        pytest.raises(openai.BadRequestError, match="how this model writes calls is not known"),
+    ):
+        ask(client, tool_choice=choice)
+
+
+LISTS_PROPERTIES = (  # as templates do that write tools in words of their own
+    "{% for tool in tools or [] %}<tool_call>{% for key in tool.function.parameters.properties %}"
+    "{{ key.strip() }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("properties", [5, [7]])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_that_break_the_template_are_named(properties: object, choice: str) -> None:
+    """As a 400 with what the template said: the same messages without them are answered."""
+    function = {"name": "f", "parameters": {"properties": properties}}
+    tools = [{"type": "function", "function": function}]
+    with client_of("Hi.", template=LISTS_PROPERTIES + PLAIN) as client:
+        status, reply = send(client, {"messages": ASKED, "tools": tools, "tool_choice": choice})
+        assert send(client, {"messages": ASKED})[0] == 200
+    assert status == 400 and reply["error"]["param"] == "tools", reply
+    assert "refused by the model's chat template (" in reply["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("refuses", "words"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        ("{{ messages[1]['content'] }}", "UndefinedError"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+    ],
+)
+@pytest.mark.parametrize("has_tools", [True, False])
+def test_messages_that_break_the_template_are_named(
+    refuses: str, words: str, has_tools: bool
+) -> None:
+    with client_of(template=refuses + TOOLS) as client:
+        body = {"messages": ASKED} | ({"tools": [WEATHER]} if has_tools else {})
+        status, reply = send(client, body)
+    assert status == 400 and words in reply["error"]["message"], reply
+    assert reply["error"]["param"] == "messages"

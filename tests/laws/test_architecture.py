@@ -57,7 +57,7 @@ BORDERS = {
     "peft": {"train/adapters.py"},
     "fastapi": {"serve"},
     "uvicorn": {"cli/serve.py"},
-    "llguidance": {"serve/grammar.py"},
+    "llguidance": {"serve/grammar.py", "serve/trial.py"},
     "typer": {"cli"},
     "rich": {"cli"},
 }

@@ -88,6 +88,20 @@ def test_an_empty_stop_string_is_refused() -> None:
         TextStream(ByteTokenizer(), ["a", ""])
 
 
+def test_what_a_caller_watches_for_ends_the_text_with_its_piece() -> None:
+    told: list[str] = []
+
+    def is_over(piece: str) -> bool:
+        told.append(piece)
+        return "".join(told).count("x") == 2
+
+    stream = TextStream(ByteTokenizer(), ["yz"], is_over)
+    for letter in b"axyaxyz":
+        stream.push([letter])
+    stream.finish()
+    assert stream.is_stopped and stream.text == "".join(told) == "axyax"
+
+
 def test_text_after_a_stop_is_dropped() -> None:
     stream = TextStream(ByteTokenizer(), ["##", "END"])
     stream.push(b"say ")

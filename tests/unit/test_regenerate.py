@@ -3,12 +3,11 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
-from jinja2 import TemplateError
 
 from slipstream.data.conversations import Conversation, Message, read_rows
 from slipstream.data.regenerate import regenerate
 from slipstream.data.supervise import supervise
-from slipstream.errors import DataError, OutputError, SettingError
+from slipstream.errors import DataError, OutputError, SettingError, TemplateRefusalError
 from slipstream.types import Sampling
 
 EOS = 0
@@ -22,7 +21,7 @@ class Letters:
 
     def encode_chat(self, messages):
         if any("refuse" in m["content"] for m in messages):
-            raise TemplateError("roles must alternate")
+            raise TemplateRefusalError("messages", "refused", "roles that alternate")
         return [ord(c) for c in "\n".join(m["content"] for m in messages)] + [10]
 
 

@@ -16,13 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
 from slipstream.data.answers import AnswersFile
 from slipstream.data.conversations import Conversation, Message
 from slipstream.data.exchanges import Exchange, open_exchanges
 from slipstream.data.loops import ends_in_loop
-from slipstream.errors import DataError, SettingError
+from slipstream.errors import DataError, SettingError, TemplateRefusalError
 from slipstream.types import Sampling
 
 log = logging.getLogger(__name__)
@@ -210,8 +208,8 @@ class _Run:
             try:
                 chat = [message.to_dict() for message in exchange.said]
                 ids = self.engine.target.tokenizer.encode_chat(chat)
-            except TemplateError as error:
-                log.warning("row %s: the chat template refuses it: %s", exchange.row.id, error)
+            except TemplateRefusalError as error:
+                log.warning("row %s: %s", exchange.row.id, error)
                 self.report.counts["refused_by_template"] += 1
                 return None
         if len(ids) > self.engine.max_length - 1:

@@ -172,6 +172,7 @@ class Engine:
         grammar: Shaper | None = None,
         num_top: int | None = None,
         skip_special: bool = True,
+        is_over: Callable[[str], bool] | None = None,
     ) -> Request:
         """Check a prompt and its settings; nothing runs yet.
 
@@ -191,6 +192,8 @@ class Engine:
             grammar: a shaper of this request alone that forbids tokens.
             num_top: keep each token's log-probability and those of so many likeliest.
             skip_special: leave special tokens out of the text.
+            is_over: of this request alone: told the text piece by piece, in the loop's thread; True
+                ends the answer with the token that completed the piece.
 
         Raises:
             PromptTooLongError: the prompt leaves no room for an answer.
@@ -227,8 +230,8 @@ class Engine:
             sampler=Sampler(sampling, spec.vocab_size),
             limit=limit,
             stop_ids=frozenset(spec.eos_ids) | {one for one in stops if isinstance(one, int)},
-            text=self._text(strings, skip_special=skip_special),
-            checks_text=bool(strings),
+            text=self._text(strings, is_over, skip_special=skip_special),
+            checks_text=bool(strings) or is_over is not None,
             trace=trace,
             widest=self._max_nodes if budget is None else min(budget, self._max_nodes),
             shapers=shapers(penalties, len(tokens), temperature, grammar),
@@ -288,11 +291,17 @@ class Engine:
         )
         return Service(loop, max_requests=num_rows + max_waiting)
 
-    def _text(self, stop_strings: Sequence[str], *, skip_special: bool) -> TextStream | None:
+    def _text(
+        self,
+        stop_strings: Sequence[str],
+        is_over: Callable[[str], bool] | None,
+        *,
+        skip_special: bool,
+    ) -> TextStream | None:
         if self.tokenizer is None:
             return None
         decoder = self.tokenizer if skip_special else Verbatim(self.tokenizer)
-        return TextStream(decoder, stop_strings)
+        return TextStream(decoder, stop_strings, is_over)
 
     def _loop(self, cache: SlotCache, num_rows: int, **options: Any) -> Loop:
         return Loop(

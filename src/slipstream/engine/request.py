@@ -130,7 +130,7 @@ class Request:
         limit: tokens it may emit, at least 1.
         stop_ids: ids that end the answer.
         text: the answer's text, or None for a target without tokenizer.
-        checks_text: stop strings were given, so every token is decoded on its own.
+        checks_text: its text may end it, so every token is decoded on its own.
         trace: keep every step.
         capacity: slots it may fill of its cache row.
         widest: drafted nodes a tree may have; 0 decodes plainly.
@@ -245,7 +245,7 @@ class Request:
         for token in tokens:
             taken.append(token)
             self.tokens.append(token)
-            if token in self.stop_ids or self._completes_stop_string(token):
+            if token in self.stop_ids or self._ends_text(token):
                 self.finish_reason = "stop"
             elif len(self.tokens) - self.num_prompt >= self.limit:
                 self.finish_reason = "length"
@@ -337,7 +337,7 @@ class Request:
             error=None if self.failure is None else str(self.failure),
         )
 
-    def _completes_stop_string(self, token: int) -> bool:
+    def _ends_text(self, token: int) -> bool:
         if not self.checks_text or self.text is None:
             return False
         self.text.push((token,))

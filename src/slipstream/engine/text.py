@@ -2,12 +2,13 @@
 
 Tokens can end inside a character, so text is held back while the decoded window ends in U+FFFD;
 it can end inside a stop string, so the longest tail that may still become one is held back too.
+What ends an answer otherwise than a fixed string is asked after every piece.
 Each step decodes a short window, not the whole answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from slipstream.errors import SettingError
@@ -76,23 +77,29 @@ class TextStream:
     Args:
         decoder: turns ids into text.
         stop_strings: any of them ends the text; it is not part of the text.
+        is_over: told every piece, in order; True ends the text after it.
 
     Raises:
         SettingError: a stop string is empty.
     """
 
-    def __init__(self, decoder: Decoder, stop_strings: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        stop_strings: Sequence[str] = (),
+        is_over: Callable[[str], bool] | None = None,
+    ) -> None:
         if "" in stop_strings:
             raise SettingError("stop", "''", "non-empty strings", "leave it out to stop nowhere")
         self._detokenizer = Detokenizer(decoder)
-        self._stops = tuple(stop_strings)
+        self._stops, self._is_over = tuple(stop_strings), is_over
         self._held = ""  # certain text that may still become a stop string
         self._pieces: list[str] = []
         self._num_taken = 0
         self.is_stopped = False
 
     def push(self, ids: Sequence[int]) -> None:
-        """Add emitted tokens. With stop strings, add them one at a time to learn which ended it."""
+        """Add emitted tokens. Where text can end it, add them one at a time to learn which did."""
         if not self.is_stopped:
             self._release(self._detokenizer.push(ids))
 
@@ -126,6 +133,8 @@ class TextStream:
         keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         self._pieces.append(text[: len(text) - keep])
+        if self._is_over is not None and self._is_over(self._pieces[-1]):
+            self.is_stopped, self._held = True, ""
 
 
 def overlap(text: str, stop: str) -> int:

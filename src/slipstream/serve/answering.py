@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -99,9 +99,6 @@ class Ask:
         self, prompt: Any, seed: int, mark: int | None, form: grammar.GrammarShaper | None
     ) -> Request:
         asked = self.asked
-        stops = asked.stops()
-        if self.dialect is not None and asked.most_calls == 1 and self.dialect.end:
-            stops.append(self.dialect.end)
         return self.engine.request(
             prompt,
             max_new_tokens=asked.limit or self.engine.max_length,
@@ -109,14 +106,31 @@ class Ask:
             top_k=max(0, asked.top_k),
             top_p=asked.top_p,
             seed=seed,
-            stop=stops,
+            stop=asked.stops(),
             raw=isinstance(asked, CompletionAsked),
             budget=0 if asked.method == "none" else asked.budget,
             penalties=asked.penalties(),
             grammar=None if form is None else form.fresh(),
             num_top=asked.num_top,
             skip_special=asked.skip_special_tokens and mark is None,
+            is_over=self._watch(),
         )
+
+    def _watch(self) -> Callable[[str], bool] | None:
+        """Ends a row once it has made all the calls it may; None where they are not counted.
+
+        It reads the text as the answer does, so a mark that closes no call of a given tool ends
+        nothing, and an answer ends with the same token however it is drafted or sent.
+        """
+        reader = self.reader()
+        if reader is None or self.asked.most_calls is None:
+            return None
+
+        def is_over(text: str) -> bool:
+            reader.push(text)
+            return reader.is_full
+
+        return is_over
 
     def _rules(self, mark: int | None) -> grammar.GrammarShaper | None:
         """What holds the answer to a form, if one was asked for."""

@@ -21,7 +21,6 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from jinja2 import TemplateError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -410,9 +409,6 @@ async def _checked(rows: Awaitable[list[Row]], fields: Collection[str]) -> list[
         name = FIELDS.get(name, name)
         param = name if name in fields else None
         raise Refused(400, _with_hint(error), "invalid_request_error", param) from None
-    except TemplateError as error:
-        message = f"the model's chat template refuses these messages: {error}"
-        raise Refused(400, message, "invalid_request_error", "messages") from None
 
 
 def _with_hint(error: SlipstreamError) -> str:

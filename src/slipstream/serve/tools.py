@@ -42,6 +42,9 @@ DIALECTS = (
     Dialect("[TOOL_CALLS]", "[TOOL_CALLS]", in_list=True),  # Mistral
     Dialect('"parameters": dictionary', arguments="parameters"),  # Llama 3
 )
+FOREIGN = ("<function=", "<arg_key>", "<tool_calls>", "[ARGS]")
+"""Pieces of templates that teach another way with the same marks: Qwen3-Coder and GLM write XML,
+Apriel and Hunyuan a list between marks of their own, newer Mistral the name before `[ARGS]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ def takes_tools(template: str) -> bool:
 
 def dialect_of(template: str) -> Dialect | None:
     """How a template teaches its model to call; None when it is no dialect we read."""
+    if any(piece in template for piece in FOREIGN):
+        return None
     return next((dialect for dialect in DIALECTS if dialect.sign in template), None)
 
 
@@ -78,7 +83,7 @@ class CallReader:
     Args:
         dialect: how calls are written.
         names: of the tools; anything else is no call.
-        most: calls that are told; later ones are dropped.
+        most: calls that are told; whatever comes after them is dropped.
 
     Example:
         >>> reader = CallReader(DIALECTS[0], {"f"})
@@ -93,13 +98,19 @@ class CallReader:
         self._held = ""  # what may still become a mark, or the inside of an open call
         self._is_inside = False
         self._may_begin = True  # without a mark, only the answer's start can be a call
+        self._is_after_call = False  # blanks after a call only part it from what follows
         self.num_calls = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True once all calls that are told have come: nothing follows them."""
+        return self._most is not None and self.num_calls >= self._most
 
     def push(self, text: str) -> tuple[str, list[Call]]:
         """Words and calls that became certain with this text."""
         self._held += text
         words, calls = "", []
-        while True:
+        while not self.is_full:
             if not self._is_inside:
                 words += self._before_call()
                 if not self._is_inside:
@@ -110,28 +121,29 @@ class CallReader:
                 return words, calls
             self._held, self._is_inside = rest, False
             found = self._read(body)
+            self._is_after_call = found is not None
             if found is None:
                 words += self._dialect.begin + body + end
             else:
                 calls += found
+        self._held = ""
+        return words, calls
 
     def finish(self) -> tuple[str, list[Call]]:
         """What is left at the answer's end; a call that is whole but not closed counts."""
         held, was_inside = self._held, self._is_inside
         self._held, self._is_inside = "", False
         if not was_inside:
-            return ("" if self.num_calls and held.isspace() else held), []
+            return held, []
         found = self._read(held)
         return (self._dialect.begin + held, []) if found is None else ("", found)
 
     def _before_call(self) -> str:
-        """The words up to the next call; afterwards the reader stands inside it, if there is one.
-
-        Blanks after a call only part it from the next one.
-        """
+        """The words up to the next call; afterwards the reader is inside it, if there is one."""
         begin = self._dialect.begin
-        if self.num_calls:
+        if self._is_after_call:
             self._held = self._held.lstrip()
+            self._is_after_call = not self._held
         if not begin:
             return self._before_bare_call()
         words, mark, rest = self._held.partition(begin)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import SettingError
+from slipstream.errors import SettingError, TemplateRefusalError
 
 
 class TargetTokenizer:
@@ -69,19 +69,26 @@ class TargetTokenizer:
 
         Raises:
             SettingError: the model has no chat template.
+            TemplateRefusalError: it cannot write this chat; names `tools` where it could without
+                them, else `messages`.
         """
         if not self.has_template:
             raise SettingError(
                 "chat template", "missing from this model", "one", "use --raw for plain prompts"
             )
-        ids = self.inner.apply_chat_template(
-            [dict(message) for message in messages],
-            add_generation_prompt=add_generation_prompt,
-            tokenize=True,
-            return_dict=False,
-            tools=None if tools is None else [dict(tool) for tool in tools],
-            **self.template_mode,
-        )
+        try:
+            ids = self.inner.apply_chat_template(
+                [dict(message) for message in messages],
+                add_generation_prompt=add_generation_prompt,
+                tokenize=True,
+                return_dict=False,
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                **self.template_mode,
+            )
+        except Exception as error:  # a template is a program: it raises anything, not only jinja's
+            if tools:  # where it is the messages that it refuses, they are named
+                self.encode_chat(messages, add_generation_prompt=add_generation_prompt)
+            raise _refusal("tools" if tools else "messages", error) from error
         return [int(i) for i in ids]
 
     def encode(self, text: str) -> list[int]:
@@ -129,6 +136,17 @@ class TargetTokenizer:
         if len(letters) < 200:  # not a byte-level vocabulary
             return ()
         return tuple(sorted(int(vocabulary[letter]) for letter in letters))
+
+
+def _refusal(name: str, error: Exception) -> TemplateRefusalError:
+    """What a chat template raised, as an error that says where to look."""
+    hints = {
+        "tools": "look at each function's description and parameters, a JSON schema of an object",
+        "messages": "most templates want user and assistant in turn, after at most one system turn",
+    }
+    said = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    found = f"refused by the model's chat template ({said})"
+    return TemplateRefusalError(name, found, "what the template can write", hints[name])
 
 
 def byte_letters() -> list[str]:
