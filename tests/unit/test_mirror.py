@@ -32,7 +32,7 @@ PARTS = Parts(
         (5, 1.0, 11.0),  # 5 early, 5 more that hide a draft of 4
         (8, 1.0, 13.0),  # 2 are left: the draft is longer by 2
         (5, 0.5, 13.0),  # every second draft is made again
-        (10, 0.0, 19.0),  # never right, and begun when the pass was over
+        (10, 0.0, 15.0),  # never right: one after the other
     ],
 )
 def test_a_mirrored_step(layer: int, hits: float, seconds: float) -> None:

@@ -55,8 +55,9 @@ class Parts:
             hits: share of steps whose token was among the exit's candidates.
         """
         early = self.target_seconds * layer / self.num_layers
-        hidden = max(self.target_seconds - early, self.draft_seconds)
-        return early + hidden + (1 - hits) * self.draft_seconds + self.other_seconds
+        hidden = early + max(self.target_seconds - early, self.draft_seconds)
+        drafted_again = self.target_seconds + self.draft_seconds
+        return hits * hidden + (1 - hits) * drafted_again + self.other_seconds
 
     def speedup(self, seconds: float) -> float:
         """Over plain decoding, of steps that take so long."""
