@@ -474,7 +474,7 @@ def mirror() -> str:
         f"device, speed over plain decoding. On one device a step takes "
         f"{1000 * serial['seconds']:.1f} ms, {1000 * parts['draft_seconds']:.1f} of them to draft, "
         f"gives {parts['tau']:.2f} tokens and is {serial['speedup']:.2f} times plain decoding; "
-        f"with every draft hidden whole it would be {serial['seconds'] / hidden:.2f} times as fast. "
+        f"with every draft hidden it would be {serial['seconds'] / hidden:.2f} times as fast. "
         f"[`{name}`](../{name}): `python benchmarks/mirror.py`, {where['model']}, "
         f"{where['dtype']}, {machine(where)}, {where['num_threads']} threads, chains of "
         f"{how['depth']}, "
