@@ -3,12 +3,14 @@
     python benchmarks/load.py --out FILE.json     # 1, 4, 16 and 64 clients, 16 minutes
     python benchmarks/load.py --methods ngram,eagle3+lookup:budget=auto --clients 1,4 --seconds 20
     python benchmarks/load.py --beside vllm --out FILE.json     # and vLLM's CPU build, plainly
+    python benchmarks/load.py --http --clients 1,16     # through `slipstream serve`, streamed
 
 Each client asks, waits for its answer's end and asks again. At every number of clients methods take
 turns, plain decoding among them, on one loaded target, each with a service of its own that
 remembers from turn to turn what pays; prompts and settings are the same. Times are seen at the
-engine's loop, without HTTP. Another engine runs in an environment of its own, with its own defaults
-for a batch, and is stopped while ours runs.
+engine's loop, without HTTP; with `--http` each method has a server in a process of its own, and
+times are seen by clients that stream. Another engine runs in an environment of its own, with its
+own defaults for a batch, and is stopped while ours runs.
 """
 
 from __future__ import annotations
@@ -18,21 +20,25 @@ import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE / "peers"))
 
+sys.path.insert(0, str(HERE))
+
 from catalogue import PEERS  # noqa: E402
+from served import HttpClients, Served  # noqa: E402
 from turns import start  # noqa: E402
 
 from slipstream.bench.environment import busy_share, describe, physical_cores  # noqa: E402
 from slipstream.bench.results import check_output, dumps, write_whole  # noqa: E402
-from slipstream.bench.specs import PLAIN, parse_specs  # noqa: E402
+from slipstream.bench.specs import PLAIN, MethodSpec, parse_specs  # noqa: E402
 from slipstream.bench.tasks import read_task  # noqa: E402
 from slipstream.cli.bench_scripts import on_one_target, split_counts  # noqa: E402
 from slipstream.cli.main import exit_status  # noqa: E402
@@ -250,6 +256,7 @@ def main() -> None:
     parser.add_argument("--num-rows", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--http", action="store_true", help="through servers, streamed")
     parser.add_argument("--beside", choices=BESIDE, help="another engine under the same load")
     parser.add_argument("--environments", type=Path, default=cache_root() / "peers")
     parser.add_argument("--out", type=Path)
@@ -271,34 +278,65 @@ def main() -> None:
         if asked.beside is not None:
             side = beside(asked.beside, target, prompts, asked, closing)
             about["versions"] = side.versions
+        makers = clients_of(engines, specs, prompts, asked, closing)
+        if side is not None:
+            makers[asked.beside] = lambda count: Peer(side, count)
         print("tokens/s; seconds to the first token and between tokens as p50/p95/p99")
-        for row in lines(engines, side, counts, prompts, asked):
+        for row in lines(makers, counts, asked):
             rows.append(row)
             if asked.out is not None:
                 write_whole(asked.out, dumps(about | {"rows": rows}))
 
 
-def lines(
+def clients_of(
     engines: dict[str, Engine],
-    side: Any,
-    counts: Sequence[int],
+    specs: Sequence[MethodSpec],
     prompts: Sequence[str],
     asked: argparse.Namespace,
+    closing: ExitStack,
+) -> dict[str, Callable[[int], Any]]:
+    """By method, what makes so many clients of it.
+
+    Args:
+        engines: by method, on one target.
+        specs: the methods, in order.
+        prompts: that clients ask.
+        asked: the rest.
+        closing: ends servers.
+
+    Raises:
+        OutputError: a server does not start.
+    """
+    given = {"prompts": prompts, "max_new_tokens": asked.max_new_tokens}
+    if not asked.http:
+        return {
+            name: partial(_in_process, engine, asked.num_rows, given)
+            for name, engine in engines.items()
+        }
+    options = ["--model", asked.model, "--dtype", asked.dtype, "--max-length", "2048"]
+    options += ["--num-rows", str(asked.num_rows), "--max-waiting", "256"]
+    makers: dict[str, Callable[[int], Any]] = {}
+    for spec in specs:
+        served = Served(spec, options)
+        closing.callback(served.close)
+        makers[spec.name] = partial(_over_http, served, given)
+    return makers
+
+
+def _in_process(engine: Engine, num_rows: int, given: dict[str, Any], count: int) -> Clients:
+    return Clients(engine, num_rows=num_rows, count=count, **given)
+
+
+def _over_http(served: Served, given: dict[str, Any], count: int) -> HttpClients:
+    return HttpClients(served, count=count, **given)
+
+
+def lines(
+    makers: dict[str, Callable[[int], Any]], counts: Sequence[int], asked: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Every method at every number of clients, printed; plain decoding comes first."""
     for count in counts:
-        sides: dict[str, Clients | Peer] = {
-            name: Clients(
-                engine,
-                num_rows=asked.num_rows,
-                count=count,
-                prompts=prompts,
-                max_new_tokens=asked.max_new_tokens,
-            )
-            for name, engine in engines.items()
-        }
-        if side is not None:
-            sides[asked.beside] = Peer(side, count)
+        sides = {name: make(count) for name, make in makers.items()}
         heard = {name: Heard() for name in sides}
         for _ in range(asked.turns):
             for name, clients in sides.items():

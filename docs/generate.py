@@ -683,9 +683,11 @@ def leads() -> str:
     )
 
 
-def load() -> str:
-    """The committed runs with many clients."""
-    file, value = _committed("load")
+def load(name: str = "load") -> str:
+    """A committed run with many clients."""
+    if not (ROOT / "benchmarks" / "results" / f"{name}.json").is_file():
+        return "No result is committed yet."
+    file, value = _committed(name)
     lines = [
         "| clients | method | tokens/s | over plain batching "
         "| first token, ms | between tokens, ms |",
@@ -1021,6 +1023,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "peers": peers,
     "leads": leads,
     "load": load,
+    "load-http": lambda: load("load_http"),
     "rows": rows,
     "python-api": python_api,
     "training-settings": training_settings,

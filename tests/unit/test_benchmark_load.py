@@ -13,8 +13,10 @@ import pytest
 
 import slipstream
 from fakes import ByteTokenizer, TableTarget
+from serving import plain_twin, running, tiny_engine
 from slipstream.drafters.none import NoDrafter
 from slipstream.engine.engine import Engine
+from slipstream.errors import OutputError
 from slipstream.verify.walk import walk
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "load.py"
@@ -61,6 +63,45 @@ def test_a_turn_ends_with_nothing_under_way(load: dict) -> None:
     time.sleep(0.1)
     assert len(heard.between) == before
     clients.close()
+
+
+def test_clients_that_stream_hear_what_the_server_says(load: dict) -> None:
+    served_module = sys.modules["served"]
+    with running(tiny_engine(), num_rows=2) as found:
+        served = object.__new__(served_module.Served)  # one that somebody else started
+        served.port = found.port
+        heard = load["Heard"]()
+        clients = served_module.HttpClients(
+            served, count=3, prompts=["abc abc abc"], max_new_tokens=30
+        )
+        for _ in range(2):  # turns
+            clients.run(heard, 0.4)
+            assert not found.server.service.num_running and not found.server.service.num_waiting
+        row = heard.row("ngram", 3)
+        plain = plain_twin(found.server.engine).generate(
+            [{"role": "user", "content": "abc abc abc"}], max_new_tokens=30
+        )
+    assert row.requests > 3 and row.errors == 0 and row.tau > 1.2
+    assert len(heard.first) + len(heard.between) >= row.requests * plain.num_tokens
+    assert 0 < row.first_token[0] <= row.first_token[2] and row.seconds >= 0.8
+
+
+def test_a_server_that_does_not_start_is_told(load: dict) -> None:
+    served_module = sys.modules["served"]
+    spec = load["parse_specs"]("ngram")[1]
+    with pytest.raises(OutputError, match="ngram is not served") as caught:
+        served_module.Served(spec, ["--model", "nowhere"])
+    assert "slipstream serve --method ngram" in caught.value.hint
+
+
+def test_a_methods_settings_are_the_servers_options(load: dict) -> None:
+    flags, parse = sys.modules["served"].flags, load["parse_specs"]
+    specs = {
+        spec.name: flags(spec) for spec in parse("ddtree+lookup:budget=7,eagle3:chain,depth=2")
+    }
+    assert specs["none"] == []
+    assert specs["ddtree+lookup:budget=7"] == ["--lookup", "--budget", "7"]
+    assert specs["eagle3:chain,depth=2"] == ["--tree", "chain", "--depth", "2"]
 
 
 def test_every_method_is_beside_plain_decoding(
