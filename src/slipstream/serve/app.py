@@ -236,8 +236,9 @@ class Server:
             exchange.stop()
         for index, row in enumerate(rows):
             if (failure := answer.failure(index)) is not None:
-                status, kind, param = _blame(row)
-                raise Refused(status, failure, kind, param)
+                status, kind = _blame(row)
+                form = "tools" if getattr(asked, "tools", None) else "response_format"
+                raise Refused(status, failure, kind, form if status == 400 else None)
         return JSONResponse(answer.whole(), headers=headers)
 
     async def _rows(self, ask: Ask) -> list[Row]:
@@ -330,7 +331,7 @@ async def _events(
             for chunk in answer.chunks(index, piece):
                 yield _event(chunk)
             if (failure := answer.failure(index)) is not None:
-                status, kind, _ = _blame(rows[index])
+                status, kind = _blame(rows[index])
                 where = f"choices.{index}"
                 yield _event(error_body(failure, kind, param=where, code=status))
         for chunk in answer.closing():
@@ -391,11 +392,11 @@ def _validated(schema: type, value: Any) -> Any:
         raise Refused(400, told, "invalid_request_error", top) from None
 
 
-def _blame(row: Row) -> tuple[int, str, str | None]:
-    """Status, kind and field of a choice that failed: its form's fault, or ours."""
+def _blame(row: Row) -> tuple[int, str]:
+    """Status and kind of a choice that failed: the fault of its form, or ours."""
     if isinstance(row.failure, FormError):
-        return 400, "invalid_request_error", "response_format"
-    return 500, "server_error", None
+        return 400, "invalid_request_error"
+    return 500, "server_error"
 
 
 async def _checked(rows: Awaitable[list[Row]], fields: Collection[str]) -> list[Row]:
