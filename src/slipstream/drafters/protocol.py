@@ -62,7 +62,8 @@ class Drafter(Protocol):
         """One tree per row, each rooted at the row's last token.
 
         A tree may be the root alone. Depth and nodes must respect `row.max_depth` and
-        `row.max_nodes`.
+        `row.max_nodes`. Not called for a step in which no row may draft anything, unless the
+        drafter wants choices.
         """
 
     def observe(self, row: Row, verdict: Verdict, features: Tensor | None) -> None:

@@ -133,6 +133,9 @@ def prefill(
 
 
 def _draft(rows: Sequence[Request], drafter: Drafter, vocab_size: int) -> list[DraftTree]:
+    wants_choices = getattr(drafter, "wants_choices", False)
+    if not wants_choices and not any(row.may_draft for row in rows):
+        return [DraftTree.chain(row.tokens[-1:]) for row in rows]  # under load, step after step
     trees = drafter.propose(rows)
     if len(trees) != len(rows):
         raise DrafterMismatchError(
@@ -210,6 +213,8 @@ def _along(features: Tensor, path: Sequence[int]) -> Tensor:
     A view would hold the whole batch's features for as long as the row keeps its own. One that is
     all there is, as a single row's lone root, is left uncopied.
     """
+    if path == (0,) and len(features) > 1:
+        return features[:1].clone()
     if len(path) < len(features):
         return features[[*path]]
     is_all = features.untyped_storage().nbytes() == features.nbytes
