@@ -146,3 +146,15 @@ def test_a_wide_tree_that_pays_is_found_behind_a_narrow_one_that_does_not() -> N
     throttle = Throttle(16)
     width, _ = simulate(throttle, 16, 0.0005, alpha=0.9, steps=300).most_common(1)[0]
     assert width == 16
+
+
+def test_trials_lose_little_where_they_are_dear() -> None:
+    """Sixteen rows whose drafter must read hundreds of tokens before each trial."""
+    throttle, lost, whole = Throttle(8), 0.0, 0.0
+    for step in range(3_000):
+        width = throttle.choose(16)
+        seconds = 0.02 + (0.1 if width else 0.0)
+        throttle.note(16, width, tokens=16, seconds=seconds, catches_up=bool(width))
+        if step > 64:  # the first tasting is done
+            lost, whole = lost + seconds - 0.02, whole + seconds
+    assert 0 < lost < 0.015 * whole

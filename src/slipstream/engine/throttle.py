@@ -3,11 +3,11 @@
 Wider passes cost more the more rows share them, drafting costs too, and what is accepted depends on
 the texts. All three show in one number, the tokens per second of a step, so that is measured: for
 each number of rows, widths are tasted, those that are not hopeless are tried, the best is used, and
-now and then a neighbour of it is tried again, less often the longer the best stays the best. Zero
-is one of the widths. Few rows begin with the widest, many, for whom that would be dear, with the
-narrowest: each further node is accepted less often and costs no less, so among widths that draft
-the rate has one peak, and beyond it nothing is tasted. A width is chosen before anything is
-drafted, and keyed noise makes answers independent of it.
+now and then a neighbour of it is tried again, less often the longer the best stays the best and the
+more the trials lose. Zero is one of the widths. Few rows begin with the widest, many, for whom that
+would be dear, with the narrowest: each further node is accepted less often and costs no less, so
+among widths that draft the rate has one peak, and beyond it nothing is tasted. A width is chosen
+before anything is drafted, and keyed noise makes answers independent of it.
 
 A drafter that has rested reads all it has missed when it drafts next: the prompt, or hundreds of
 tokens. That step says nothing about its width, so it does not count, and a trial goes on for some
@@ -28,6 +28,7 @@ HOPELESS = 0.7  # of the best width's tokens per second
 TRIALS = 8  # steps before a width is judged
 PERIOD = 32  # of so many steps one tries a neighbour of the best width, at first
 LONGEST = 1024  # steps between such trials when nothing has changed for long
+SHARE = 0.01  # of the time that trials may lose; one that is due before LONGEST waits for that
 TRIAL = 3  # steps of such a trial; in the first of them a drafter may have to catch up
 FORGET = 0.98  # weight of what was seen, one step later
 
@@ -74,6 +75,11 @@ class Trials:
     goes_up: bool = False
     tried: int = -1
     num_left: int = 0
+    debt: float = 0.0  # seconds that other widths than the best have lost, not made up for yet
+
+    def pay(self, seconds: float, lost: float) -> None:
+        """Count a step's time, and what it lost beside the best width."""
+        self.debt = self.debt + lost if lost else max(0.0, self.debt - SHARE * seconds)
 
     def choose(self, best: int, num_widths: int) -> int:
         """Count a step; the width it should have: the best, or for some steps a neighbour.
@@ -84,11 +90,13 @@ class Trials:
         """
         if best != self.best:
             self.best, self.period, self.num_steps, self.num_left = best, PERIOD, 0, 0
+            self.debt = 0.0  # there is something to be found
         if self.num_left:
             self.num_left -= 1
             return min(self.tried, num_widths - 1)
         self.num_steps += 1
-        if self.num_steps < self.period or num_widths == 1:
+        waits = self.debt > 0 and self.num_steps < LONGEST
+        if self.num_steps < self.period or waits or num_widths == 1:
             return best
         self.period, self.num_steps = min(2 * self.period, LONGEST), 0
         self.goes_up = best == 0 or (best < num_widths - 1 and not self.goes_up)
@@ -138,7 +146,7 @@ class Throttle:
             hopes = seen[width].rate >= HOPELESS * seen[best].rate
             if hopes and seen[width].num_steps < TRIALS:
                 return width
-        trials = self._trials.setdefault(_kind(num_rows), Trials())
+        trials = self._trials_of(num_rows)
         width = widths[trials.choose(widths.index(best), len(widths))]
         if width != best and trials.num_left == TRIAL - 1:
             seen[width].age(TASTE if is_crowd else TRIALS)
@@ -158,14 +166,22 @@ class Throttle:
                 happens in step after step, because new rows keep coming, it belongs to the price
                 of drafting: every other such step counts.
         """
+        seen, trials = self._of(num_rows), self._trials_of(num_rows)
+        best = max(seen, key=lambda each: seen[each].rate)
+        is_worse = width != best and seen[best].rate > 0
+        lost = seconds - tokens / seen[best].rate if is_worse else 0.0
+        trials.pay(seconds, max(0.0, lost))
         self._has_skipped = catches_up and not self._has_skipped
         if not self._has_skipped:
-            self._of(num_rows)[width].add(tokens, seconds)
+            seen[width].add(tokens, seconds)
 
     def _most(self, num_rows: int) -> int:
         if self._pass_tokens is None:
             return self._widths[-1]
         return max(0, self._pass_tokens // num_rows - 1)
+
+    def _trials_of(self, num_rows: int) -> Trials:
+        return self._trials.setdefault(_kind(num_rows), Trials())
 
     def _of(self, num_rows: int) -> dict[int, Seen]:
         """What was seen with about so many rows."""
