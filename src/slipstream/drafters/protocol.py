@@ -62,7 +62,7 @@ class Drafter(Protocol):
         """One tree per row, each rooted at the row's last token.
 
         A tree may be the root alone. Depth and nodes must respect `row.max_depth` and
-        `row.max_nodes`. Not called for a step in which no row may draft anything, unless the
+        `row.max_nodes`. Not called for a step in which load leaves no row a node, unless the
         drafter wants choices.
         """
 

@@ -134,8 +134,8 @@ def prefill(
 
 def _draft(rows: Sequence[Request], drafter: Drafter, vocab_size: int) -> list[DraftTree]:
     wants_choices = getattr(drafter, "wants_choices", False)
-    if not wants_choices and not any(row.may_draft for row in rows):
-        return [DraftTree.chain(row.tokens[-1:]) for row in rows]  # under load, step after step
+    if not wants_choices and all(row.share == 0 for row in rows):  # under load, step after step
+        return [DraftTree.chain(row.tokens[-1:]) for row in rows]
     trees = drafter.propose(rows)
     if len(trees) != len(rows):
         raise DrafterMismatchError(
