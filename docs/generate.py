@@ -705,10 +705,14 @@ def load(name: str = "load") -> str:
         )
     where, asked = value["environment"], value["settings"]
     errors = sum(row["errors"] for row in value["rows"])
+    commits = "".join(
+        f"; {what}: commit {commit}" for what, commit in value.get("revisions", {}).items()
+    )
     return "\n".join(lines) + (
         f"\n\n[`{file}`](../{file}): {where['model']}, {where['dtype']}, {machine(where)}, "
         f"{where['num_threads']} threads, {asked['seconds']:g} s a line, {asked['num_rows']} rows, "
-        f"answers of {asked['max_new_tokens']} tokens; p50 / p95 / p99; {errors} errors."
+        f"answers of {asked['max_new_tokens']} tokens; p50 / p95 / p99; {errors} "
+        f"errors{commits}."
     )
 
 
