@@ -213,8 +213,6 @@ def _along(features: Tensor, path: Sequence[int]) -> Tensor:
     A view would hold the whole batch's features for as long as the row keeps its own. One that is
     all there is, as a single row's lone root, is left uncopied.
     """
-    if path == (0,) and len(features) > 1:
-        return features[:1].clone()
     if len(path) < len(features):
         return features[[*path]]
     is_all = features.untyped_storage().nbytes() == features.nbytes
