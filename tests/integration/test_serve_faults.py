@@ -512,6 +512,15 @@ def test_refusals_are_named_in_header_and_log(
     connection.close()
 
 
+def test_a_field_of_a_long_name_makes_no_long_line_of_log(
+    served: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "slipstream.serve"):
+        assert post(served, CHAT | {"x" * 9000: 1})[0] == 400
+    lines = [record.getMessage() for record in caplog.records if "xxx" in record.getMessage()]
+    assert len(lines) == 1 and len(lines[0]) < 250
+
+
 def test_more_answers_than_could_ever_wait_are_a_400() -> None:
     """A 429 would be asked again, in vain."""
     with running(tiny_engine(), num_rows=1, max_waiting=2) as served:

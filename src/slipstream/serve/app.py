@@ -439,7 +439,8 @@ async def _tell_refusal(request: Request, refused: Exception) -> JSONResponse:
     headers = _id_of(request)
     if refused.status in (429, 503):
         headers["Retry-After"] = "1"
-    told = {"status": refused.status, "param": refused.param}  # what was asked stays unsaid
+    param = refused.param and refused.param[:64]  # an unknown field may be named by megabytes
+    told = {"status": refused.status, "param": param}  # what was asked stays unsaid
     log.info("%s", json.dumps({"id": headers.get("X-Request-Id")} | told))
     return JSONResponse(body, refused.status, headers)
 
