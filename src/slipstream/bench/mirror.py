@@ -104,7 +104,7 @@ def exit_hits(
         ids = torch.tensor([list(tokens)])
         features = target.extract(ids, tuple(exits)).features[0]  # [T, K*D]
         at = torch.tensor(places) - 1
-        wanted = ids[0][torch.tensor(places)]
+        wanted = ids[0][torch.tensor(places)].to(features.device)
         for layer, state in zip(exits, features[at].split(size, -1), strict=True):
             logits = F.linear(_normed(state, norm, eps).to(head.dtype), head).float()
             own = logits.gather(-1, wanted[:, None])
